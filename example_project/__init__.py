@@ -1,0 +1,1 @@
+"""A small prediction market that uses leasejobs as a project would."""

@@ -1,0 +1,10 @@
+"""The example project's pages: for now the admin."""
+
+from django.contrib import admin
+from django.urls import path
+from django.views.generic import RedirectView
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+]
