@@ -1,0 +1,18 @@
+"""Wiring at start: the app's label, its checks and its receivers."""
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class LeaseJobsConfig(AppConfig):
+    """The core app."""
+
+    name = "leasejobs"
+    label = "leasejobs"
+    verbose_name = _("Jobs")
+    # Stated, or a migration made on Django 6 would drift on 5.2, whose default differs.
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register system checks and connect receivers."""
+        from leasejobs import checks, receivers, wakeup  # noqa: F401 - connected on import

@@ -1,0 +1,159 @@
+"""`Job`: one task with arguments, its policy as it was at enqueue, and its lease."""
+
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from leasejobs.fencing import FencedModel, FencedQuerySet
+from leasejobs.policy import ON_CRASH
+from leasejobs.states import TERMINAL, WAITING, State
+
+
+class KeyScope(models.TextChoices):
+    """For how long a key keeps a second job out; each scope is a namespace of its own."""
+
+    ALWAYS = "always", _("while the row is kept")
+    LIVE = "live", _("until the job is terminal")
+    QUEUED = "queued", _("until the job is first claimed")
+
+
+# (priority, due_at, id): the most urgent first. One direction for all three, so that a row
+# comparison can follow the index; priority is stored negated for that reason.
+URGENCY = ("priority", "due_at", "id")
+
+
+class JobQuerySet(FencedQuerySet):
+    """Adjectives for jobs."""
+
+    def claimable(self) -> Self:
+        """Pending rows that never crashed a worker, most urgent first; index `job_claim`."""
+        return self.filter(state=State.PENDING, crashes=0).order_by(*URGENCY)
+
+    def suspect(self) -> Self:
+        """Pending rows whose last run took its worker along; index `job_suspect`."""
+        return self.filter(state=State.PENDING, crashes__gt=0).order_by(*URGENCY)
+
+    def due(self) -> Self:
+        """Rows a worker may start now, or will once it promoted them."""
+        waiting = Q(state__in=sorted(WAITING), due_at__lte=Now())
+        return self.filter(Q(state=State.PENDING) | waiting)
+
+    def waiting_and_due(self) -> Self:
+        """Rows whose time has come but that are not promoted yet; index `job_due`."""
+        return self.filter(state__in=sorted(WAITING), due_at__lte=Now()).order_by("due_at", "id")
+
+    def running(self) -> Self:
+        """Rows with a holder, alive or not; index `job_leased`."""
+        return self.filter(state=State.RUNNING)
+
+    def terminal(self) -> Self:
+        """Rows nothing will move again by itself."""
+        return self.filter(state__in=sorted(TERMINAL))
+
+
+class Job(FencedModel):
+    """One row of work. Moved only by the verbs of `leases`, `enqueue` and `recovery`."""
+
+    FENCE_FILTER: ClassVar[dict[str, Any]] = {"state": State.RUNNING}
+
+    task = models.TextField(editable=False)
+    queue = models.TextField(editable=False)
+    priority = models.SmallIntegerField(editable=False, help_text=_("Negated: smaller is first."))
+    tenant = models.TextField(default="", db_default="", blank=True, editable=False)
+    args = models.JSONField(default=list, editable=False)
+    kwargs = models.JSONField(default=dict, editable=False)
+    key = models.TextField(default="", db_default="", blank=True, editable=False)
+    key_scope = models.TextField(
+        choices=KeyScope, default=KeyScope.ALWAYS, db_default=KeyScope.ALWAYS, editable=False
+    )
+
+    state = models.SmallIntegerField(choices=State, editable=False)
+    due_at = models.DateTimeField(editable=False)
+    created_at = models.DateTimeField(editable=False)
+    claimed_at = models.DateTimeField(null=True, editable=False)
+    started_at = models.DateTimeField(
+        null=True, editable=False, help_text=_("The first claim; never cleared.")
+    )
+    finished_at = models.DateTimeField(null=True, editable=False)
+    revision = models.IntegerField(
+        default=0, db_default=0, editable=False, help_text=_("Up by one at every move but claim.")
+    )
+
+    # The policy, as the task stated it at enqueue, and what has been spent of it.
+    attempts = models.IntegerField(default=0, db_default=0, editable=False)
+    max_attempts = models.IntegerField(editable=False)
+    crashes = models.IntegerField(default=0, db_default=0, editable=False)
+    max_crashes = models.IntegerField(editable=False)
+    interruptions = models.IntegerField(default=0, db_default=0, editable=False)
+    on_crash = models.TextField(
+        choices=[(name, name) for name in ON_CRASH], default="retry", editable=False
+    )
+    backoff = models.JSONField(default=dict, editable=False)
+
+    checkpoint = models.JSONField(null=True, editable=False)
+    progress_done = models.BigIntegerField(null=True, editable=False)
+    progress_total = models.BigIntegerField(null=True, editable=False)
+    result = models.JSONField(null=True, editable=False)
+    failure_code = models.TextField(default="", db_default="", blank=True, editable=False)
+    failure_detail = models.TextField(default="", db_default="", blank=True, editable=False)
+
+    objects: ClassVar[models.Manager[Any]] = JobQuerySet.as_manager()
+
+    class Meta(FencedModel.Meta):
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        constraints = (  # type: ignore[assignment]
+            *FencedModel.Meta.constraints,
+            models.CheckConstraint(
+                name="leasejobs_job_state_known", condition=Q(state__in=State.values)
+            ),
+            models.CheckConstraint(
+                name="leasejobs_job_leased_while_running",
+                condition=Q(state=State.RUNNING, lease_token__isnull=False)
+                | (~Q(state=State.RUNNING) & Q(lease_token__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="leasejobs_job_budgets_not_negative",
+                condition=Q(attempts__gte=0, crashes__gte=0, interruptions__gte=0),
+            ),
+            models.UniqueConstraint(
+                fields=("tenant", "task", "key"),
+                name="leasejobs_job_key_always",
+                condition=Q(key_scope=KeyScope.ALWAYS) & ~Q(key=""),
+            ),
+            models.UniqueConstraint(
+                fields=("tenant", "task", "key"),
+                name="leasejobs_job_key_live",
+                condition=Q(key_scope=KeyScope.LIVE) & ~Q(key="") & ~Q(state__in=sorted(TERMINAL)),
+            ),
+            models.UniqueConstraint(
+                fields=("tenant", "task", "key"),
+                name="leasejobs_job_key_queued",
+                condition=Q(key_scope=KeyScope.QUEUED, epoch=0)
+                & ~Q(key="")
+                & ~Q(state__in=sorted(TERMINAL)),
+            ),
+        )
+        indexes = (
+            models.Index(
+                fields=("queue", *URGENCY),
+                name="job_claim",
+                condition=Q(state=State.PENDING, crashes=0),
+            ),
+            models.Index(
+                fields=("queue", *URGENCY),
+                name="job_suspect",
+                condition=Q(state=State.PENDING, crashes__gt=0),
+            ),
+            models.Index(
+                fields=("due_at", "id"), name="job_due", condition=Q(state__in=sorted(WAITING))
+            ),
+            # Not on lease_expires_at: a renewal that changes no indexed column stays HOT.
+            models.Index(fields=("id",), name="job_leased", condition=Q(state=State.RUNNING)),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.task} #{self.pk}"

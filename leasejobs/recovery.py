@@ -1,0 +1,163 @@
+"""The rows nobody works on though somebody should: promote what came due, take back the dead's.
+
+Liveness is the row's own lease and nothing else: no registry of workers is asked. Each row is
+judged under its lock, after it was read again, in a transaction of its own where it must not
+hurt its neighbours; what is locked or fails is found again by the next sweep.
+"""
+
+import contextlib
+import enum
+import random
+from collections.abc import Collection, Iterator
+from functools import partial
+from typing import Final
+
+from django.db import DatabaseError, transaction
+from django.db.models import F, Value
+from django.db.models.functions import Greatest, Now
+
+from leasejobs import conf, policy, signals
+from leasejobs.enqueue import announce_claimable
+from leasejobs.fencing import UNLEASED
+from leasejobs.leases import announce, ended, write_end
+from leasejobs.models import Attempt, Job
+from leasejobs.sessions import after_commit, is_content_refused
+from leasejobs.states import WAITING, AttemptOutcome, State
+
+BATCH: Final = 500
+
+
+class Cause(enum.StrEnum):
+    """Why a row was taken from its holder."""
+
+    CRASHED = "crashed"  # its supervisor saw the child die
+    INTERRUPTED = "interrupted"  # its supervisor stopped the child on purpose
+    LEASE_EXPIRED = "lease_expired"  # nobody renewed it
+
+
+def promote(limit: int = BATCH) -> int:
+    """Make up to `limit` waiting rows that came due claimable; return how many."""
+    alias = conf.database()
+    with transaction.atomic(using=alias):
+        due = Job.objects.using(alias).waiting_and_due()
+        locked = due.select_for_update(skip_locked=True, no_key=True)
+        pks = list(locked.values_list("pk", flat=True)[:limit])
+        if not pks:
+            return 0
+        ready = Job.objects.using(alias).filter(pk__in=pks, state__in=sorted(WAITING))
+        return ready.update(state=State.PENDING, revision=F("revision") + 1)
+
+
+def recover_expired(limit: int = 100) -> int:
+    """Take back up to `limit` rows whose lease ran out; return how many.
+
+    Whether their bodies began is unknown, so every one counts as begun: `crashes` + 1, and its
+    `on_crash` policy decides. A row whose lease was renewed, written or claimed since it was
+    selected is left alone.
+    """
+    alias = conf.database()
+    expired = Job.objects.using(alias).running().expired().order_by("id")
+    return sum(
+        _recover(pk, Cause.LEASE_EXPIRED) for pk in expired.values_list("pk", flat=True)[:limit]
+    )
+
+
+def settle_dead(holder: str, begun: Collection[tuple[int, int]], cause: Cause) -> int:
+    """Take back every row of a holder that is certainly dead; return how many it still holds.
+
+    `begun` names (pk, epoch) whose body began: those are recovered, or interrupted if that is
+    the cause. All others go back uncharged. A row that is still locked, by a statement the dead
+    holder left running on the server, is counted in the result; call again until it is 0.
+    """
+    alias = conf.database()
+    held = Job.objects.using(alias).running().filter(leased_by=holder).order_by("id")
+    rows = list(held.values_list("pk", "epoch"))
+    for pk, epoch in rows:
+        if (pk, epoch) in begun:
+            _recover(pk, cause, holder)
+    unbegun = [pk for pk, epoch in rows if (pk, epoch) not in begun]
+    for start in range(0, len(unbegun), BATCH):
+        batch = unbegun[start : start + BATCH]
+        try:
+            _release(batch, holder)
+        except DatabaseError as error:
+            if not is_content_refused(error):
+                raise
+            for pk in batch:  # one bad row must not hold up its neighbours
+                with _reporting(pk):
+                    _release([pk], holder)
+    return held.count() if rows else 0
+
+
+def _recover(pk: int, cause: Cause, holder: str | None = None) -> bool:
+    """End one lost run under its row's lock; False where the row is busy or no longer lost."""
+    alias = conf.database()
+    lost = Job.objects.using(alias).running().filter(pk=pk)
+    lost = lost.expired() if holder is None else lost.filter(leased_by=holder)
+    is_recovered = False
+    with _reporting(pk), transaction.atomic(using=alias):
+        row = lost.select_for_update(no_key=True, skip_locked=True).first()
+        if row is None:
+            return False
+        draw = random.random()
+        if cause is Cause.INTERRUPTED:
+            move = policy.after_interrupt(row, conf.load().MAX_INTERRUPTIONS, draw)
+        else:
+            move = policy.after_crash(row, cause, draw)
+        write_end(row, move)
+        recovered = partial(
+            signals.jobs_recovered.send_robust, sender=Job, pk=pk, holder=row.leased_by,
+            cause=cause, state=move.state,
+        )  # fmt: skip
+        after_commit(recovered, alias)
+        if move.state == State.PENDING:
+            announce_claimable({row.queue: row.priority}, alias)
+        is_recovered = True
+    return is_recovered  # noqa: RET504 - the block may have swallowed an error
+
+
+@contextlib.contextmanager
+def _reporting(pk: int) -> Iterator[None]:
+    """Let one bad row not stop a sweep: report it; the next sweep finds it again.
+
+    Anything but content (a session that is gone, a deadlock) is the caller's to retry.
+    """
+    try:
+        yield
+    except DatabaseError as error:
+        if not is_content_refused(error):
+            raise
+        signals.recovery_failed.send_robust(sender=Job, pk=pk, error=error)
+
+
+def _release(pks: list[int], holder: str) -> None:
+    """Put rows whose body never began back in one go: a dead child may have prefetched hundreds."""
+    alias = conf.database()
+    with transaction.atomic(using=alias):
+        held = Job.objects.using(alias).running().filter(pk__in=pks, leased_by=holder)
+        rows = list(held.order_by("id").select_for_update(no_key=True, skip_locked=True))
+        if not rows:
+            return
+        mine = (
+            Job.objects.using(alias)
+            .running()
+            .filter(pk__in=[row.pk for row in rows], leased_by=holder)
+        )
+        changed = mine.update(
+            state=State.PENDING,
+            due_at=Now(),
+            attempts=Greatest(F("attempts") - 1, Value(0)),
+            revision=F("revision") + 1,
+            **UNLEASED,
+        )
+        if changed != len(rows):
+            raise AssertionError("rows moved although they were locked")
+        Attempt.objects.using(alias).bulk_create(
+            Attempt(
+                job_id=row.pk, epoch=row.epoch, number=row.attempts, worker=holder,
+                claimed_at=row.claimed_at, ended_at=Now(), outcome=AttemptOutcome.RELEASED,
+            )
+            for row in rows
+        )  # fmt: skip
+        announce([ended(row, AttemptOutcome.RELEASED, State.PENDING) for row in rows], alias)
+        announce_claimable({row.queue: row.priority for row in rows}, alias)

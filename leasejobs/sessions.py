@@ -1,0 +1,73 @@
+"""Database sessions: whether one is gone, and how long a transaction of one may last."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import (
+    Error,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    connections,
+    transaction,
+)
+
+# What a database raises that is away, failing over or read-only: whoever meets it drops its
+# connection and tries again later. Class 25, the read-only one (25006) among it, is Internal.
+UNAVAILABLE: Final = (OperationalError, InterfaceError, InternalError)
+
+_LARGEST_TIMEOUT: Final = 2**31 - 1  # milliseconds, an int of the server
+
+
+def is_session_lost(raw: Any, error: Error) -> bool:
+    """Whether `error` means that the driver's connection `raw` is gone, not that it refused.
+
+    `raw` must be the one the statement ran on: Django's atomic() connects anew as it leaves a
+    block whose connection died, so the wrapper's current one tells nothing.
+    """
+    if isinstance(error, InterfaceError) or raw.closed or raw.broken:
+        return True
+    state = _state(error)
+    # 57P0x: an administrator, a crash, a shutdown; 25P0x: a timeout of ours; 08: the link
+    return state in {"57P01", "57P02", "57P03", "25P03", "25P04"} or state.startswith("08")
+
+
+def is_content_refused(error: Error) -> bool:
+    """Whether the server refused what a statement says: data, a constraint, a limit."""
+    return _state(error)[:2] in {"22", "23", "54"}
+
+
+def after_commit(send: Callable[[], object], alias: str) -> None:
+    """Call `send` once the current transaction on `alias`, if any, has committed.
+
+    Not at all where the caller manages transactions by hand (`set_autocommit(False)`): Django
+    does not see that commit, and what is announced this way is found by polling, too.
+    """
+    connection = connections[alias]
+    if connection.in_atomic_block or connection.get_autocommit():
+        transaction.on_commit(send, using=alias, robust=True)
+
+
+def is_inside_test_case(connection: Any) -> bool:
+    """Whether the transaction around the innermost `atomic()` is a TestCase's."""
+    blocks = connection.atomic_blocks
+    return len(blocks) > 1 and bool(blocks[-2]._from_testcase)
+
+
+def bound_transaction(connection: Any, duration: timedelta) -> None:
+    """Let the server end this transaction if a statement or a pause in it outlasts `duration`.
+
+    A frozen or vanished client then keeps its row locks no longer than that.
+    """
+    milliseconds = str(min(max(1, int(duration.total_seconds() * 1000)), _LARGEST_TIMEOUT))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, true),"
+            " set_config('statement_timeout', %s, true)",
+            [milliseconds, milliseconds],
+        )
+
+
+def _state(error: Error) -> str:
+    return getattr(error.__cause__, "sqlstate", None) or ""

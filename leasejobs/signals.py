@@ -1,0 +1,22 @@
+"""Signals the verbs send; whoever logs or counts listens here.
+
+Every signal is sent with `send_robust` after the change it tells of is committed (or handed to
+`on_commit`), so a failing receiver can undo nothing.
+"""
+
+from django.dispatch import Signal
+
+# alias, queues: {queue: most urgent priority} claimable now, enqueued or taken back
+jobs_claimable = Signal()
+# attempts: list of leases.Ended; sent once per committed batch
+attempts_ended = Signal()
+# lease, outcome: a holder's outcome or write was refused
+lease_lost = Signal()
+# pk, holder, cause, state: the row of a dead or silent holder was taken back
+jobs_recovered = Signal()
+# event, fields, level: something happened to a worker process
+worker_changed = Signal()
+# pk, error: a row could not be taken back this time
+recovery_failed = Signal()
+# job, failure: a task raised after it had completed itself in fenced(); the job stays succeeded
+raised_after_completion = Signal()

@@ -1,0 +1,90 @@
+"""LISTEN/NOTIFY as an accelerator: tell idle workers at once. Polling is the guarantee.
+
+A notification is sent after the commit of an enqueue and never inside the transaction, where it
+would take a lock that serialises the commits of the whole cluster (16.0k to 7.6k a second with
+8 writers). At most one per queue, process and `THROTTLE_SECONDS` is sent, so the last of a burst
+may be swallowed: after a wake-up a worker claims once more an interval later.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+from django.db import connections
+from django.dispatch import receiver
+
+from leasejobs import conf, signals
+from leasejobs.models import Job
+from leasejobs.policy import Backoff
+from leasejobs.sessions import UNAVAILABLE
+
+CHANNEL: Final = "leasejobs"
+THROTTLE_SECONDS: Final = 0.005
+_READ_SECONDS: Final = 1.0
+_RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
+
+_sent: dict[str, tuple[float, int]] = {}
+
+
+@receiver(signals.jobs_claimable, sender=Job, dispatch_uid="leasejobs.wakeup")
+def notify(alias: str, queues: Mapping[str, int], **_: Any) -> None:
+    """Notify workers of `queues`, a map of queue to its most urgent (smallest) priority.
+
+    A more urgent priority than the last one sent passes the throttle.
+    """
+    now = time.monotonic()
+    chosen = []
+    for queue, priority in queues.items():
+        sent_at, sent_priority = _sent.get(queue, (0.0, 0))
+        if now - sent_at >= THROTTLE_SECONDS or priority < sent_priority:
+            _sent[queue] = now, priority
+            chosen.append(f"{priority}:{queue}")
+    if chosen:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload",
+                [CHANNEL, chosen],
+            )
+
+
+class Listener(threading.Thread):
+    """Calls `wake(queue)` for each notification, and `wake(None)` after each (re)connection.
+
+    LISTEN first, then one poll: a job committed in between is found by either. Losing the
+    connection is survived with backoff; meanwhile workers poll.
+    """
+
+    def __init__(self, wake: Callable[[str | None], None]) -> None:
+        super().__init__(name="leasejobs-listener", daemon=True)
+        self._wake = wake
+        self._stopping = threading.Event()
+        self.is_connected = False
+
+    def run(self) -> None:
+        """Listen until stopped."""
+        failures = 0
+        while not self._stopping.is_set():
+            # A connection of its own, in autocommit and never in a transaction: one that sat in
+            # a transaction would fill the server's notification queue.
+            connection = connections.create_connection(conf.database())
+            try:
+                connection.ensure_connection()
+                connection.connection.execute(f"LISTEN {CHANNEL}")
+                failures, self.is_connected = 0, True
+                self._wake(None)
+                while not self._stopping.is_set():
+                    for notification in connection.connection.notifies(timeout=_READ_SECONDS):
+                        self._wake(notification.payload.partition(":")[2])
+            except (*UNAVAILABLE, psycopg.Error):
+                failures += 1
+            finally:
+                self.is_connected = False
+                connection.close()
+            self._stopping.wait(_RECONNECT.delay(failures, 0).total_seconds() if failures else 0)
+
+    def stop(self) -> None:
+        """Ask the thread to end; it does within a second."""
+        self._stopping.set()
