@@ -33,13 +33,14 @@ class ReadOnly:
         return False
 
 
-class _LatestAttempts(BaseInlineFormSet[Any, Any, Any]):
+# Django's admin classes are generic in the stubs only.
+class _LatestAttempts(BaseInlineFormSet):  # type: ignore[type-arg]
     def get_queryset(self) -> QuerySet[Any]:
         """Return the newest attempts; a job in slices may have had thousands."""
         return super().get_queryset()[:MOST_ATTEMPTS]
 
 
-class AttemptInline(ReadOnly, admin.TabularInline[Attempt, Job]):
+class AttemptInline(ReadOnly, admin.TabularInline):  # type: ignore[type-arg]
     """The newest attempts of a job."""
 
     model = Attempt
@@ -61,7 +62,7 @@ class AttemptInline(ReadOnly, admin.TabularInline[Attempt, Job]):
     verbose_name_plural = _("latest attempts")
 
 
-class JobAdmin(ReadOnly, admin.ModelAdmin[Job]):
+class JobAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """Jobs, newest first."""
 
     list_display = (

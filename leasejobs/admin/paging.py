@@ -8,7 +8,7 @@ from django.utils.functional import cached_property
 MOST_ROWS: Final = 2_000
 
 
-class CappedPaginator(Paginator[Any]):
+class CappedPaginator(Paginator):  # type: ignore[type-arg]  # generic in the stubs only
     """Pages over the first `MOST_ROWS` rows only; older ones are reached by search and filters.
 
     The count is that of a list of keys, read from the index that also orders the page; a

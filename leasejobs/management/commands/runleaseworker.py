@@ -1,0 +1,128 @@
+"""`manage.py runleaseworker`: parse the options and hand over to `leasejobs.worker`."""
+
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import ProgrammingError, connections
+
+from leasejobs import conf
+from leasejobs.models import Job
+from leasejobs.sessions import UNAVAILABLE
+from leasejobs.worker.child import run_child
+from leasejobs.worker.options import Options
+from leasejobs.worker.supervisor import Supervisor
+
+
+class Command(BaseCommand):
+    """Start a supervisor and its children."""
+
+    help = (
+        "Run jobs until SIGTERM or SIGINT: stop claiming, let running jobs finish for"
+        " SHUTDOWN_SECONDS, put back what was not begun, exit 0."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the options; defaults come from the LEASEJOBS setting."""
+        defaults = conf.load()
+        parser.add_argument(
+            "--queues",
+            type=_names,
+            default=(),
+            metavar="a,b",
+            help="only these queues (default: all)",
+        )
+        parser.add_argument(
+            "--processes", type=_count(1, 64), default=1, metavar="N",
+            help="child processes (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--threads", type=_count(1, 64), default=4, metavar="N",
+            help="jobs at a time in each child (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--lease", type=_seconds(1), default=float(defaults.LEASE_SECONDS), metavar="S",
+            help="seconds a lease lasts unless it is renewed (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--poll", type=_seconds(0.01), default=float(defaults.POLL_SECONDS), metavar="S",
+            help="seconds between polls where no notification comes (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument("--drain", action="store_true", help="exit 0 when nothing is due")
+        parser.add_argument(
+            "--holder", default="", metavar="PREFIX", help="begin the worker's name with this"
+        )
+        parser.add_argument("--child", action="store_true", help=SUPPRESS)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run."""
+        holder = options["holder"]
+        if len(holder) > 100 or not holder.isprintable():
+            raise CommandError("--holder must be printable and at most 100 characters")
+        parsed = Options(
+            queues=options["queues"],
+            processes=options["processes"],
+            threads=options["threads"],
+            lease=options["lease"],
+            poll=options["poll"],
+            shutdown=float(conf.load().SHUTDOWN_SECONDS),
+            drain=options["drain"],
+            holder=holder,
+        )
+        if options["child"]:
+            run_child(parsed)
+        _refuse_unmigrated()
+        status = Supervisor(parsed, _arguments(parsed)).run()
+        if status:
+            raise SystemExit(status)
+
+
+def _refuse_unmigrated() -> None:
+    """Say that the tables are missing before any child does; a database that is away may come."""
+    try:
+        Job.objects.using(conf.database()).exists()
+    except ProgrammingError as error:
+        raise CommandError(f"run `manage.py migrate` first: {error}") from error
+    except UNAVAILABLE:
+        connections.close_all()
+
+
+def _arguments(options: Options) -> list[str]:
+    arguments = [
+        f"--threads={options.threads}",
+        f"--lease={options.lease}", f"--poll={options.poll}", "--skip-checks",
+    ]  # fmt: skip
+    if options.queues:
+        arguments.append(f"--queues={','.join(options.queues)}")
+    return [*arguments, "--drain"] if options.drain else arguments
+
+
+def _names(text: str) -> tuple[str, ...]:
+    # Given but empty is refused: `--queues=$UNSET` must not mean every queue.
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ArgumentTypeError(f"must be names with commas between them, not {text!r}")
+    return names
+
+
+def _count(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ArgumentTypeError(f"must be a whole number from {least} to {most}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value <= 86_400:
+            raise ArgumentTypeError(f"must be from {least} to 86400 seconds, not {text!r}")
+        return value
+
+    return parse

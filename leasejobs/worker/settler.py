@@ -1,0 +1,141 @@
+"""The settler: writes outcomes in batches, at the latest 10 ms after the first unwritten one."""
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from django.db import DatabaseError, connections
+
+from leasejobs import leases
+from leasejobs.leases import Written
+from leasejobs.outcomes import Failed, Failure, Outcome, Succeeded
+from leasejobs.points import reached
+from leasejobs.policy import Backoff
+from leasejobs.sessions import UNAVAILABLE, is_content_refused
+from leasejobs.worker.bench import Item
+
+FLUSH_SECONDS: Final = 0.010
+_FULL: Final = 500
+_BUSY_SECONDS: Final = 0.020
+_RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
+
+
+class Settler(threading.Thread):
+    """Takes (item, outcome) from the task threads; calls `on_settled(item, outcome)` for each.
+
+    None as outcome means that the task wrote it itself in `fenced()`. A row that is locked waits
+    for a later flush and holds up nobody. While the database is away, outcomes wait here; a
+    write whose reply was lost is found by its attempt row and not made twice.
+    """
+
+    def __init__(
+        self, outstanding: Callable[[], int], on_settled: Callable[[Item, Outcome | None], None],
+        on_flushed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        super().__init__(name="leasejobs-settler", daemon=True)
+        self._outstanding = outstanding
+        self._on_settled = on_settled
+        self._on_flushed = on_flushed
+        self._done: deque[tuple[Item, Outcome | None]] = deque()
+        self._some = threading.Event()
+        self._enough = threading.Event()
+        self._stopping = False
+
+    def put(self, item: Item, outcome: Outcome | None) -> None:
+        """Hand over a finished item; never blocks."""
+        self._done.append((item, outcome))
+        count = len(self._done)
+        if count >= _FULL or count >= self._outstanding():
+            self._enough.set()
+        if not self._some.is_set():
+            self._some.set()
+
+    def stop(self) -> None:
+        """Ask the thread to end once everything handed over is written or lost."""
+        self._stopping = True
+        self._enough.set()
+        self._some.set()
+
+    def run(self) -> None:
+        """Write until stopped."""
+        failures = 0
+        while True:
+            self._some.wait()
+            if not self._stopping:
+                self._enough.wait(FLUSH_SECONDS)
+            # Cleared before the batch is taken: what comes after sets them again.
+            self._some.clear()
+            self._enough.clear()
+            batch = [self._done.popleft() for _ in range(len(self._done))]
+            try:
+                busy = self._flush(batch)
+                failures = 0
+            except UNAVAILABLE:
+                connections.close_all()
+                failures += 1
+                busy = [pair for pair in batch if pair[0].slot >= 0]
+                time.sleep(_RECONNECT.delay(failures, 0).total_seconds())
+            if busy:
+                self._done.extendleft(reversed(busy))
+                if failures == 0:
+                    time.sleep(_BUSY_SECONDS)
+                self._some.set()
+            elif self._stopping and not self._done:
+                break
+        connections.close_all()
+
+    def _flush(self, batch: list[tuple[Item, Outcome | None]]) -> list[tuple[Item, Outcome | None]]:
+        """Write a batch; return the pairs whose rows were locked."""
+        reached("settling")
+        busy: list[tuple[Item, Outcome | None]] = []
+        completed: dict[object, list[tuple[Item, Succeeded]]] = defaultdict(list)
+        for item, outcome in batch:
+            match outcome:
+                case None:
+                    self._settled(item, None)
+                case Succeeded():
+                    completed[item.held.lease.token].append((item, outcome))
+                case _ if self._end(item, outcome) is Written.BUSY:
+                    busy.append((item, outcome))
+        for pairs in completed.values():
+            busy += self._complete(pairs)
+        reached("settled")
+        if batch:
+            self._on_flushed()
+        return busy
+
+    def _complete(self, pairs: list[tuple[Item, Succeeded]]) -> list[tuple[Item, Outcome | None]]:
+        held = [(item.job, item.held.lease) for item, _ in pairs]
+        results = {item.job.pk: out.result for item, out in pairs if out.result is not None}
+        try:
+            written = leases.complete_many(held, results)
+        except DatabaseError as error:
+            if not is_content_refused(error):
+                raise
+            # One row's content broke the statement: row by row, so that only it is refused.
+            return [(item, out) for item, out in pairs if self._end(item, out) is Written.BUSY]
+        for item, outcome in pairs:
+            if written[item.job.pk] is not Written.BUSY:
+                self._settled(item, outcome)
+        return [(item, out) for item, out in pairs if written[item.job.pk] is Written.BUSY]
+
+    def _end(self, item: Item, outcome: Outcome) -> Written:
+        try:
+            written = leases.end(item.held.lease, outcome)
+        except DatabaseError as error:
+            if not is_content_refused(error):
+                raise
+            if isinstance(outcome, Failed) and outcome.failure.code == "unrecordable_outcome":
+                raise
+            outcome = Failed(Failure("unrecordable_outcome"), terminal=True)
+            written = leases.end(item.held.lease, outcome)
+        if written is not Written.BUSY:
+            self._settled(item, outcome)
+        return written
+
+    def _settled(self, item: Item, outcome: Outcome | None) -> None:
+        self._on_settled(item, outcome)
+        item.slot = -1

@@ -1,0 +1,115 @@
+"""Supervisors and whole hosts that die; workers that come and go beside others."""
+
+import pytest
+
+from leasejobs.models import Attempt, Job
+from leasejobs.states import State
+from tests import tasks as plain
+from tests.worker import tasks
+from tests.worker.fleet import (
+    database_now,
+    is_alive,
+    notes,
+    outcomes,
+    state_of,
+    until,
+    until_noted,
+    until_state,
+)
+
+
+@pytest.mark.crash
+def test_children_of_a_killed_supervisor_finish_and_exit(fleet, tmp_path):
+    worker = fleet.start("--lease=60", "--threads=1")
+    running = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id
+    waiting = plain.noop.enqueue().job_id
+    until_noted(tmp_path, "begin", running)
+    child = worker.child()
+
+    worker.kill()
+    until_noted(tmp_path, "told", running)
+    (tmp_path / "finish").touch()
+    until(lambda: not is_alive(child))
+
+    assert outcomes(running) == ["succeeded"]
+    assert state_of(waiting) is State.PENDING
+    fleet.start()
+    job = until_state(waiting, State.SUCCEEDED)
+    assert job.attempts == 1
+    assert Job.objects.get(pk=running).epoch == 1
+
+
+@pytest.mark.crash
+def test_rows_of_a_dead_host_are_recovered_when_their_leases_expire(fleet, tmp_path):
+    worker = fleet.start("--lease=2", "--processes=2", "--threads=1")
+    jobs = [
+        tasks.wait_for_file.enqueue(str(tmp_path), f"finish-{number}").job_id for number in range(2)
+    ]
+    for job_id in jobs:
+        until_noted(tmp_path, "begin", job_id)
+
+    worker.kill_host()
+    expiries = dict(Job.objects.values_list("pk", "lease_expires_at"))
+    (tmp_path / "finish-0").touch()
+    (tmp_path / "finish-1").touch()
+    fleet.start()
+    for job_id in jobs:
+        job = until_state(job_id, State.SUCCEEDED)
+        assert (job.attempts, job.crashes, job.epoch) == (2, 1, 2)
+        assert outcomes(job_id) == ["lost", "succeeded"]
+        lost = Attempt.objects.get(job_id=job_id, epoch=1)
+        assert lost.failure_code == "lease_expired"
+        assert lost.ended_at >= expiries[job_id]
+
+
+@pytest.mark.crash
+def test_worker_restarted_under_the_same_holder_prefix_does_not_revive_its_leases(fleet, tmp_path):
+    worker = fleet.start("--lease=2", "--holder=pod-1")
+    job_id = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id
+    until_noted(tmp_path, "begin", job_id, 1)
+    assert Job.objects.get(pk=job_id).leased_by.startswith("pod-1@")
+
+    worker.kill_host()
+    (tmp_path / "finish").touch()
+    fleet.start("--lease=2", "--holder=pod-1")
+    until_state(job_id, State.SUCCEEDED)
+
+    assert outcomes(job_id) == ["lost", "succeeded"]
+    holders = Attempt.objects.filter(job_id=job_id).values_list("worker", flat=True)
+    assert len(set(holders)) == 2
+    assert all(holder.startswith("pod-1@") for holder in holders)
+
+
+def test_workers_that_come_and_go_leave_the_jobs_of_another_alone(fleet, tmp_path):
+    fleet.start("--holder=first")
+    job_id = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id
+    until_noted(tmp_path, "begin", job_id)
+    before = database_now()
+
+    # Under the same prefix, one after another, each long enough to look for what is lost.
+    for number in range(5):
+        other = fleet.start("--drain", "--holder=first", "--queues=default")
+        assert other.wait() == 0, number
+    (tmp_path / "finish").touch()
+    job = until_state(job_id, State.SUCCEEDED)
+
+    assert job.claimed_at < before
+    assert (job.epoch, job.attempts) == (1, 1)
+    assert [line[0] for line in notes(tmp_path)] == ["begin", "end"]
+
+
+def test_rows_deleted_while_they_run_hurt_nobody(fleet, tmp_path):
+    worker = fleet.start("--lease=1.5")
+    gone = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id
+    until_noted(tmp_path, "begin", gone)
+    child = worker.child()
+
+    Job.objects.filter(pk=gone).delete()
+    until_noted(tmp_path, "told", gone)
+    (tmp_path / "finish").touch()
+    until_noted(tmp_path, "end", gone)
+    after = plain.noop.enqueue().job_id
+    until_state(after, State.SUCCEEDED)
+
+    assert worker.child().pid == child.pid
+    assert not Job.objects.filter(pk=gone).exists()
