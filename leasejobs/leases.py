@@ -83,7 +83,7 @@ def claim_jobs(
             # Numbers for timestamps, which psycopg parses in Python: four of them took a quarter
             # of a no-op drain.
             " RETURNING priority, EXTRACT(EPOCH FROM due_at)::float8, id, epoch, task, tenant,"
-            " args, kwargs, attempts, checkpoint, EXTRACT(EPOCH FROM lease_expires_at)::float8",
+            " args, kwargs, attempts, on_crash, checkpoint, EXTRACT(EPOCH FROM lease_expires_at)::float8",
             [State.RUNNING, token, holder, duration, *selection_params],  # type: ignore[list-item]
         )
         rows = sorted(cursor.fetchall(), key=lambda row: row[:3])  # RETURNING keeps no order
@@ -91,14 +91,14 @@ def claim_jobs(
         return []
     expires_at = datetime.fromtimestamp(rows[0][-1], tz=UTC)
     claimed = []
-    for _, _, pk, epoch, task, tenant, args, kwargs, attempts, checkpoint, _ in rows:
+    for _, _, pk, epoch, task, tenant, args, kwargs, attempts, on_crash, checkpoint, _ in rows:
         job = _claimed_job(
             alias,
             {
                 "id": pk, "epoch": epoch, "lease_token": token, "leased_by": holder,
                 "lease_expires_at": expires_at, "task": task, "queue": queue, "tenant": tenant,
                 "args": json.loads(args), "kwargs": json.loads(kwargs), "state": State.RUNNING,
-                "attempts": attempts,
+                "attempts": attempts, "on_crash": on_crash,
                 "checkpoint": None if checkpoint is None else json.loads(checkpoint),
             },
         )  # fmt: skip

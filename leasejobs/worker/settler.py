@@ -48,7 +48,9 @@ class Settler(threading.Thread):
         """Hand over a finished item; never blocks."""
         self._done.append((item, outcome))
         count = len(self._done)
-        if count >= _FULL or count >= self._outstanding():
+        # Of a task that parks on a crash, no finished run may be lost for the sake of a batch.
+        is_urgent = item.job.on_crash == "park"
+        if is_urgent or count >= _FULL or count >= self._outstanding():
             self._enough.set()
         if not self._some.is_set():
             self._some.set()
