@@ -83,7 +83,8 @@ def claim_jobs(
             # Numbers for timestamps, which psycopg parses in Python: four of them took a quarter
             # of a no-op drain.
             " RETURNING priority, EXTRACT(EPOCH FROM due_at)::float8, id, epoch, task, tenant,"
-            " args, kwargs, attempts, on_crash, checkpoint, EXTRACT(EPOCH FROM lease_expires_at)::float8",
+            " args, kwargs, attempts, on_crash, checkpoint,"
+            " EXTRACT(EPOCH FROM lease_expires_at)::float8",
             [State.RUNNING, token, holder, duration, *selection_params],  # type: ignore[list-item]
         )
         rows = sorted(cursor.fetchall(), key=lambda row: row[:3])  # RETURNING keeps no order
