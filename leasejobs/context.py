@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from leasejobs import leases, policy
+from leasejobs import conf, leases, policy
 from leasejobs.backend import TaskResult, result_of_job
 from leasejobs.compat import TaskContext
 from leasejobs.exceptions import LeaseLost, OutcomeNotAllowed
@@ -16,6 +16,7 @@ from leasejobs.heartbeat import Held
 from leasejobs.models import Job
 from leasejobs.outcomes import Succeeded
 from leasejobs.redaction import storable_json
+from leasejobs.sessions import is_inside_transaction
 from leasejobs.states import AttemptOutcome
 
 # Of idempotency keys; any fixed uuid would do, this one must never change.
@@ -132,17 +133,20 @@ class JobContext(TaskContext):
     def progress(self, done: int, total: int | None = None) -> None:
         """Tell how far the work is, for people to see; written at most twice a second.
 
-        The last value is written when the attempt ends. Raises `LeaseLost` if the lease is gone.
+        The last value is written when the attempt ends. Inside a transaction of the task's own it
+        is kept until then too: the write would lock the job's row to the end of that transaction,
+        and a locked row is not renewed. Raises `LeaseLost` if the lease is gone.
         """
         if done < 0 or (total is not None and total < 0):
             raise ValueError("progress counts from 0")
         self._progress = (done, total)
-        if time.monotonic() - self._progress_at >= _PROGRESS_SECONDS:
+        is_time = time.monotonic() - self._progress_at >= _PROGRESS_SECONDS
+        if is_time and (self._in_block or not is_inside_transaction(conf.database())):
             self.flush_progress()
 
     def flush_progress(self) -> None:
         """Write the progress told last, if it is not written yet."""
-        if self._progress is None:
+        if self._progress is None or self.is_completed:
             return
         (done, total), self._progress = self._progress, None
         self._progress_at = time.monotonic()
@@ -154,6 +158,7 @@ class JobContext(TaskContext):
             leases.record_checkpoint(row, self._checkpoint)
         if self._result is _NOTHING:
             return False
+        self.flush_progress()
         leases.write_end(row, policy.after(Succeeded(self._result), row, 0))
         return True
 

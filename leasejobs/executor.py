@@ -4,11 +4,15 @@ Nothing here touches the job's row. No content of a task, however hostile, escap
 but an `Outcome` that can be written.
 """
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+from django.db import Error
+
 from leasejobs import registry, signals
+from leasejobs.claiming import Unreadable
 from leasejobs.context import JobContext, to_json
 from leasejobs.exceptions import LeaseLost, UnknownTask
 from leasejobs.heartbeat import Held
@@ -40,13 +44,14 @@ def run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
             sender=Job, event="task_unknown", fields={"task": job.task, "reason": str(error)}
         )
         return Snoozed(UNKNOWN_TASK_DELAY)
+    if any(isinstance(value, Unreadable) for value in (job.args, job.kwargs, job.checkpoint)):
+        return Failed(Failure("unreadable"), terminal=True)
     context = JobContext(job, held, stopping)
     has_returned = False
     try:
         arguments = [context, *job.args] if task.takes_context else job.args
         returned = task.call(*arguments, **job.kwargs)
         has_returned = True
-        context.flush_progress()
         return None if context.is_completed else _answered(returned)
     except BaseException as error:  # noqa: BLE001 - the one place: around the user's task
         # SystemExit and CancelledError too: out of a worker's thread they would lead nowhere, and
@@ -58,6 +63,10 @@ def run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
             )
             return None
         return outcome
+    finally:
+        # Progress is for people to see: if it cannot be written, the outcome stands all the same.
+        with contextlib.suppress(Error, LeaseLost):
+            context.flush_progress()
 
 
 def _answered(returned: Any) -> Outcome:

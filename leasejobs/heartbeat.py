@@ -8,10 +8,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from django.db import connections
+from django.db import Error, connections
 
-from leasejobs.fencing import Lease, renew
-from leasejobs.sessions import UNAVAILABLE
+from leasejobs.fencing import Lease
+from leasejobs.renewal import renew
 
 _RETRY_SHARE: Final = 10
 
@@ -36,7 +36,7 @@ class Held:
 
 
 class Heartbeat(threading.Thread):
-    """Renews every lease in its keeping each third of `duration`; see `fencing.renew`.
+    """Renews every lease in its keeping each third of `duration`; see `renewal.renew`.
 
     A lease that turns out lost is marked so and dropped. One whose row is locked is left to the
     `fenced()` that has it. While the database is away nothing is renewed, and each lease is lost
@@ -71,7 +71,7 @@ class Heartbeat(threading.Thread):
             try:
                 self.beat()
                 pause = self._seconds / 3
-            except UNAVAILABLE:
+            except Error:
                 connections.close_all()
                 pause = self._seconds / _RETRY_SHARE
         connections.close_all()

@@ -3,6 +3,7 @@
 Pure functions of a row's own snapshot; randomness and time come in as arguments.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +23,17 @@ from leasejobs.states import AttemptOutcome, State
 
 ON_CRASH: Final = ("retry", "park")
 LONGEST_DELAY: Final = timedelta(days=365)
+
+
+class LenientDecoder(json.JSONDecoder):
+    """Reads a policy that somebody damaged as none, so that its row can still be moved."""
+
+    def decode(self, s: str, *args: Any) -> Any:
+        """Return the value, or None where Python cannot hold it (digits, depth)."""
+        try:
+            return super().decode(s, *args)
+        except (ValueError, RecursionError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def _recover(pk: int, cause: Cause, holder: str | None = None) -> bool:
     lost = lost.expired() if holder is None else lost.filter(leased_by=holder)
     is_recovered = False
     with _reporting(pk), transaction.atomic(using=alias):
-        row = lost.select_for_update(no_key=True, skip_locked=True).first()
+        row = lost.deciding().select_for_update(no_key=True, skip_locked=True).first()
         if row is None:
             return False
         draw = random.random()
@@ -135,7 +135,8 @@ def _release(pks: list[int], holder: str) -> None:
     alias = conf.database()
     with transaction.atomic(using=alias):
         held = Job.objects.using(alias).running().filter(pk__in=pks, leased_by=holder)
-        rows = list(held.order_by("id").select_for_update(no_key=True, skip_locked=True))
+        free = held.deciding().select_for_update(no_key=True, skip_locked=True)
+        rows = list(free.order_by("id"))
         if not rows:
             return
         mine = (

@@ -20,7 +20,7 @@ def find(name: str) -> Task:
     if name not in _tasks:
         try:
             found: Any = import_string(name)
-        except Exception as error:
+        except BaseException as error:
             raise UnknownTask(f"no task {name!r}: {type(error).__name__}: {error}") from error
         if not is_task(found):
             raise UnknownTask(f"{name!r} is a {type(found).__name__}, not a task")

@@ -7,15 +7,9 @@ from typing import Any, Final
 from django.db import (
     Error,
     InterfaceError,
-    InternalError,
-    OperationalError,
     connections,
     transaction,
 )
-
-# What a database raises that is away, failing over or read-only: whoever meets it drops its
-# connection and tries again later. Class 25, the read-only one (25006) among it, is Internal.
-UNAVAILABLE: Final = (OperationalError, InterfaceError, InternalError)
 
 _LARGEST_TIMEOUT: Final = 2**31 - 1  # milliseconds, an int of the server
 
@@ -47,6 +41,15 @@ def after_commit(send: Callable[[], object], alias: str) -> None:
     connection = connections[alias]
     if connection.in_atomic_block or connection.get_autocommit():
         transaction.on_commit(send, using=alias, robust=True)
+
+
+def is_inside_transaction(alias: str) -> bool:
+    """Whether this thread is in a transaction on `alias` that is not a TestCase's."""
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    if connection.in_atomic_block:
+        return not all(getattr(block, "_from_testcase", False) for block in blocks)
+    return connection.connection is not None and not connection.get_autocommit()
 
 
 def is_inside_test_case(connection: Any) -> bool:

@@ -13,13 +13,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
-from django.db import connections
+from django.db import Error, connections
 from django.dispatch import receiver
 
 from leasejobs import conf, signals
 from leasejobs.models import Job
 from leasejobs.policy import Backoff
-from leasejobs.sessions import UNAVAILABLE
 
 CHANNEL: Final = "leasejobs"
 THROTTLE_SECONDS: Final = 0.005
@@ -78,7 +77,7 @@ class Listener(threading.Thread):
                 while not self._stopping.is_set():
                     for notification in connection.connection.notifies(timeout=_READ_SECONDS):
                         self._wake(notification.payload.partition(":")[2])
-            except (*UNAVAILABLE, psycopg.Error):
+            except (Error, psycopg.Error):
                 failures += 1
             finally:
                 self.is_connected = False

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from leasejobs import executor, leases
+from leasejobs import claiming, executor, leases
 from leasejobs.fencing import Lease
 from leasejobs.heartbeat import Held
 from leasejobs.models import Job
@@ -33,7 +33,7 @@ class Run:
 
 def run_next(*, stopping: bool = False, suspects: bool = False) -> Run:
     """Claim the next job of the default queue, run it and write its outcome."""
-    [(job, lease)] = leases.claim_jobs(
+    [(job, lease)] = claiming.claim_jobs(
         "default", holder=HOLDER, duration=LEASE, limit=1, suspects=suspects
     )
     outcome = executor.run(job, Held(lease), lambda: stopping)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from leasejobs import (
@@ -14,6 +15,7 @@ from leasejobs import (
     JobContext,
     Retry,
     Snooze,
+    claiming,
     context,
     executor,
     leases,
@@ -32,6 +34,7 @@ from tests import tasks
 from tests.factories import HOLDER, LEASE, JobFactory, attempts_of, forged_lease, lease_of, whole
 from tests.fenced_app.models import Receipt
 from tests.running import run_next
+from tests.two_connections import own_pid, second_session, terminate
 
 pytestmark = pytest.mark.django_db
 
@@ -536,7 +539,7 @@ def test_progress_is_written_and_spends_no_revision():
 
 def test_progress_is_throttled_and_its_last_value_written_at_the_end(django_assert_max_num_queries):
     tell_progress.enqueue(500)
-    [(job, lease)] = leases.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
+    [(job, lease)] = claiming.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
 
     with django_assert_max_num_queries(30):
         outcome = executor.run(job, Held(lease), lambda: False)
@@ -552,6 +555,64 @@ def test_progress_is_written_again_after_the_interval(monkeypatch):
     for done in (1, 2):
         running.progress(done)
         assert whole(running.job)["progress_done"] == done
+
+
+@task(takes_context=True)
+def lose_the_session_after_progress(context: JobContext) -> str:
+    context.progress(1, 2)
+    context.progress(2, 2)
+    terminate(own_pid())
+    return "done"
+
+
+@two_sessions
+def test_progress_that_cannot_be_written_undoes_no_success():
+    lose_the_session_after_progress.enqueue()
+    [(job, lease)] = claiming.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
+
+    outcome = executor.run(job, Held(lease), lambda: False)
+
+    connection.close()
+    assert outcome == Succeeded("done")
+    assert leases.end(lease, outcome) is leases.Written.WRITTEN
+
+
+@two_sessions
+def test_progress_inside_a_transaction_of_the_task_leaves_the_row_unlocked():
+    running = context_of(JobFactory(running=True))
+
+    with transaction.atomic():
+        running.progress(1, 2)
+        with second_session() as other:
+            unlocked = other.execute(
+                "SELECT id FROM leasejobs_job FOR UPDATE SKIP LOCKED"
+            ).fetchall()
+
+    assert unlocked == [(running.job.pk,)]
+    running.flush_progress()
+    assert whole(running.job)["progress_done"] == 1
+
+
+@task(takes_context=True)
+def progress_and_complete(context: JobContext) -> None:
+    context.progress(1, 2)
+    context.progress(2, 2)
+    with context.fenced():
+        context.complete()
+
+
+@two_sessions
+def test_last_progress_commits_with_the_completion(monkeypatch):
+    complaints = []
+    monkeypatch.setattr(
+        signals.raised_after_completion, "send_robust", lambda **told: complaints.append(told)
+    )
+    progress_and_complete.enqueue()
+
+    run = run_next()
+
+    assert (run.row["state"], run.row["progress_done"]) == (State.SUCCEEDED, 2)
+    assert complaints == []
 
 
 @pytest.mark.parametrize(("done", "total"), [(-1, None), (1, -1)])
@@ -596,7 +657,7 @@ def test_idempotency_key_differs_between_jobs_and_between_databases():
 
 def test_claimed_job_has_the_same_idempotency_key_as_its_row():
     tasks.noop.enqueue()
-    [(job, lease)] = leases.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
+    [(job, lease)] = claiming.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
 
     claimed = JobContext(job, Held(lease), lambda: False).idempotency_key
 
@@ -625,7 +686,7 @@ def test_context_is_a_task_context_that_knows_job_attempt_and_epoch():
 
 def test_context_offers_the_result_of_django_tasks():
     tasks.echo.using(tenant="acme").enqueue(1)
-    [(job, lease)] = leases.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
+    [(job, lease)] = claiming.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=1)
 
     result = JobContext(job, Held(lease), lambda: False).task_result
 

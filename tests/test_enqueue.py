@@ -19,10 +19,11 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 from leasejobs import enqueue, recovery, wakeup
+from leasejobs.claiming import claim_jobs
 from leasejobs.compat import InvalidTask, task_enqueued
 from leasejobs.enqueue import enqueue_many
 from leasejobs.exceptions import InvalidArguments
-from leasejobs.leases import claim_jobs, end
+from leasejobs.leases import end
 from leasejobs.models import Job, KeyScope
 from leasejobs.outcomes import Continued, Failed, Failure, Snoozed, Succeeded
 from leasejobs.policy import Backoff

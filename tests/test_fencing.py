@@ -19,13 +19,14 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils import timezone
 
 import leasejobs
-from leasejobs import leases, points, policy, recovery
+from leasejobs import claiming, leases, points, policy, recovery
 from leasejobs.enqueue import enqueue_many
 from leasejobs.exceptions import LeaseLost, UnfencedWrite
-from leasejobs.fencing import FENCE_COLUMNS, FencedModel, claim, fenced, local_clock, renew
+from leasejobs.fencing import FENCE_COLUMNS, FencedModel, claim, fenced, local_clock
 from leasejobs.leases import Written
 from leasejobs.models import Job
 from leasejobs.outcomes import Continued, Failed, Failure, Released, Snoozed, Succeeded
+from leasejobs.renewal import renew
 from leasejobs.states import State
 from leasejobs.testing import expire_lease
 from tests import tasks
@@ -1148,7 +1149,7 @@ def test_sql_of_every_verb_uses_the_statements_clock_only():
         ]  # fmt: skip
         for outcome in outcomes:
             leases.end(lease_of(JobFactory(running=True)), outcome)
-        for _, lease in leases.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=10):
+        for _, lease in claiming.claim_jobs("default", holder=HOLDER, duration=LEASE, limit=10):
             renew([lease])
             leases.record_progress(lease, 1, 2)
             with fenced(lease) as row:

@@ -14,15 +14,17 @@ from django.test import TestCase
 from django.utils import timezone
 
 from leasejobs import leases, recovery, registry, signals
+from leasejobs.claiming import claim_jobs
 from leasejobs.context import JobContext, to_json
 from leasejobs.exceptions import LeaseLost
-from leasejobs.fencing import Lease, renew
+from leasejobs.fencing import Lease
 from leasejobs.heartbeat import Held
-from leasejobs.leases import Written, claim_jobs, complete_many, end
+from leasejobs.leases import Written, complete_many, end
 from leasejobs.models import Attempt, Job
 from leasejobs.outcomes import Continued, Failed, Failure, Released, Snoozed, Succeeded
 from leasejobs.policy import Backoff
 from leasejobs.recovery import Cause
+from leasejobs.renewal import renew
 from leasejobs.states import TRANSITIONS, AttemptOutcome, State
 from leasejobs.testing import expire_lease
 from tests import tasks
@@ -351,7 +353,7 @@ CLAIM_SCRIPT = """
 import django, sys
 django.setup()
 from datetime import timedelta
-from leasejobs.leases import claim_jobs
+from leasejobs.claiming import claim_jobs
 print("ready", flush=True)
 input()
 while claimed := claim_jobs("default", holder=sys.argv[1], duration=timedelta(seconds=60), limit=7):

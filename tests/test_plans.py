@@ -9,9 +9,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from leasejobs import leases, recovery
-from leasejobs.fencing import Lease, local_clock, renew
+from leasejobs import claiming, leases, recovery
+from leasejobs.fencing import Lease, local_clock
 from leasejobs.models import Job
+from leasejobs.renewal import renew
 from leasejobs.worker import claimer
 from tests.factories import HOLDER, LEASE
 
@@ -50,7 +51,7 @@ def full_table(django_db_setup: None, django_db_blocker: Any) -> Any:
 
 
 def claim(**options: Any) -> None:
-    leases.claim_jobs("queue-1", holder=HOLDER, duration=LEASE, limit=100, **options)
+    claiming.claim_jobs("queue-1", holder=HOLDER, duration=LEASE, limit=100, **options)
 
 
 def renew_one() -> None:
@@ -108,7 +109,7 @@ def test_query_by_key_never_scans_the_table(full_table: None, act: Callable[[], 
 
 @pytest.mark.django_db
 def test_batch_of_outcomes_is_written_by_primary_key(full_table: None) -> None:
-    held = leases.claim_jobs("queue-1", holder=HOLDER, duration=timedelta(seconds=30), limit=100)
+    held = claiming.claim_jobs("queue-1", holder=HOLDER, duration=timedelta(seconds=30), limit=100)
 
     with CaptureQueriesContext(connection) as captured:
         leases.complete_many(held, {held[0][0].pk: "a result"})

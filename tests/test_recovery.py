@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasejobs import policy, recovery, signals
+from leasejobs.claiming import claim_jobs
 from leasejobs.exceptions import LeaseLost
-from leasejobs.fencing import fenced, renew
-from leasejobs.leases import Written, claim_jobs, complete_many, end
+from leasejobs.fencing import fenced
+from leasejobs.leases import Written, complete_many, end
 from leasejobs.models import Attempt, Job
 from leasejobs.outcomes import Continued, Failed, Failure, Released, Snoozed, Succeeded
 from leasejobs.policy import Backoff, after, after_crash, after_interrupt
 from leasejobs.recovery import Cause, promote, recover_expired, settle_dead
+from leasejobs.renewal import renew
 from leasejobs.states import AttemptOutcome, State
 from leasejobs.testing import expire_lease, make_due
 from tests.factories import (

@@ -1,5 +1,9 @@
+import datetime
+
 import django.db.models.deletion
 from django.db import migrations, models
+
+import leasejobs.policy
 
 
 class Migration(migrations.Migration):
@@ -97,7 +101,12 @@ class Migration(migrations.Migration):
                         editable=False,
                     ),
                 ),
-                ("backoff", models.JSONField(default=dict, editable=False)),
+                (
+                    "backoff",
+                    models.JSONField(
+                        decoder=leasejobs.policy.LenientDecoder, default=dict, editable=False
+                    ),
+                ),
                 ("checkpoint", models.JSONField(editable=False, null=True)),
                 ("progress_done", models.BigIntegerField(editable=False, null=True)),
                 ("progress_total", models.BigIntegerField(editable=False, null=True)),
@@ -168,9 +177,26 @@ class Migration(migrations.Migration):
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
-                            ("attempts__gte", 0), ("crashes__gte", 0), ("interruptions__gte", 0)
+                            ("attempts__range", (0, 1000000000)),
+                            ("crashes__range", (0, 1000000000)),
+                            ("interruptions__range", (0, 1000000000)),
+                            ("revision__range", (0, 1000000000)),
+                            ("max_attempts__range", (1, 1000000000)),
+                            ("max_crashes__range", (1, 1000000000)),
                         ),
-                        name="leasejobs_job_budgets_not_negative",
+                        name="leasejobs_job_budgets_sane",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "due_at__range",
+                                (
+                                    datetime.datetime(1, 1, 2, 0, 0, tzinfo=datetime.UTC),
+                                    datetime.datetime(9999, 1, 1, 0, 0, tzinfo=datetime.UTC),
+                                ),
+                            )
+                        ),
+                        name="leasejobs_job_due_at_finite",
                     ),
                     models.UniqueConstraint(
                         condition=models.Q(

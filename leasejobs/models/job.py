@@ -1,5 +1,6 @@
 """`Job`: one task with arguments, its policy as it was at enqueue, and its lease."""
 
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
 from django.db import models
@@ -8,8 +9,15 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from leasejobs.fencing import FencedModel, FencedQuerySet
-from leasejobs.policy import ON_CRASH
+from leasejobs.policy import ON_CRASH, LenientDecoder
 from leasejobs.states import TERMINAL, WAITING, State
+
+DECIDING = (
+    "id", "epoch", "lease_token", "leased_by", "task", "queue", "priority", "state", "claimed_at",
+    "attempts", "max_attempts", "crashes", "max_crashes", "interruptions", "on_crash", "backoff",
+)  # fmt: skip
+
+MOST = 1_000_000_000
 
 
 class KeyScope(models.TextChoices):
@@ -48,6 +56,10 @@ class JobQuerySet(FencedQuerySet):
     def running(self) -> Self:
         """Rows with a holder, alive or not; index `job_leased`."""
         return self.filter(state=State.RUNNING)
+
+    def deciding(self) -> Self:
+        """Only the columns a verb decides by: the rest may be big, or not even readable."""
+        return self.only(*DECIDING)
 
     def terminal(self) -> Self:
         """Rows nothing will move again by itself."""
@@ -91,7 +103,7 @@ class Job(FencedModel):
     on_crash = models.TextField(
         choices=[(name, name) for name in ON_CRASH], default="retry", editable=False
     )
-    backoff = models.JSONField(default=dict, editable=False)
+    backoff = models.JSONField(default=dict, decoder=LenientDecoder, editable=False)
 
     checkpoint = models.JSONField(null=True, editable=False)
     progress_done = models.BigIntegerField(null=True, editable=False)
@@ -115,9 +127,19 @@ class Job(FencedModel):
                 condition=Q(state=State.RUNNING, lease_token__isnull=False)
                 | (~Q(state=State.RUNNING) & Q(lease_token__isnull=True)),
             ),
+            # What a verb adds to, or psycopg reads, must not overflow: one such row at the head
+            # would fail the statement for all behind it.
             models.CheckConstraint(
-                name="leasejobs_job_budgets_not_negative",
-                condition=Q(attempts__gte=0, crashes__gte=0, interruptions__gte=0),
+                name="leasejobs_job_budgets_sane",
+                condition=Q(attempts__range=(0, MOST), crashes__range=(0, MOST))
+                & Q(interruptions__range=(0, MOST), revision__range=(0, MOST))
+                & Q(max_attempts__range=(1, MOST), max_crashes__range=(1, MOST)),
+            ),
+            models.CheckConstraint(
+                name="leasejobs_job_due_at_finite",
+                condition=Q(
+                    due_at__range=(datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))
+                ),
             ),
             models.UniqueConstraint(
                 fields=("tenant", "task", "key"),

@@ -10,8 +10,8 @@ from typing import Final
 from django.db import connections
 
 from leasejobs import conf, recovery
+from leasejobs.claiming import claim_jobs
 from leasejobs.fencing import Lease
-from leasejobs.leases import claim_jobs
 from leasejobs.models import Job
 from leasejobs.states import WAITING, State
 from leasejobs.worker.options import Options
@@ -20,6 +20,7 @@ LARGEST_BATCH: Final = 500
 _PREFETCH_SECONDS: Final = 0.050
 _HEADS_SECONDS: Final = 1.0
 _PROMOTE_SECONDS: Final = 0.020
+_LOCKED_SECONDS: Final = 0.1
 _NEVER: Final = float("inf")
 
 
@@ -159,7 +160,9 @@ class Claimer:
             self._poll_at = 0.0
             self._promote_at = now
             return
-        self._promote_at = now + min(self._options.poll, _seconds_to_next_due())
+        # A row that is due already was not promoted because somebody has it locked.
+        next_due = _seconds_to_next_due() or _LOCKED_SECONDS
+        self._promote_at = now + min(self._options.poll, next_due)
 
     def _find_heads(self, now: float) -> None:
         self._heads = self._wanted(_queues("crashes = 0"))

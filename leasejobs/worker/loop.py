@@ -1,6 +1,5 @@
 """One child: promote, claim, hand out, wait; with its threads, until told to stop."""
 
-import contextlib
 import logging
 import os
 import random
@@ -9,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from django.db import connections
+from django.db import Error, connections
 
 from leasejobs import executor, signals
 from leasejobs.fencing import Lease
@@ -18,7 +17,6 @@ from leasejobs.models import Job
 from leasejobs.outcomes import Outcome, Released, Succeeded
 from leasejobs.points import reached
 from leasejobs.policy import Backoff
-from leasejobs.sessions import UNAVAILABLE
 from leasejobs.wakeup import THROTTLE_SECONDS, Listener
 from leasejobs.worker import sessions
 from leasejobs.worker.bench import Bench, Item
@@ -73,7 +71,9 @@ class Loop:
             try:
                 pause = self._tick()
                 failures = 0
-            except UNAVAILABLE as error:
+            except Error as error:
+                # Also what no retry mends (a migration under way, a row made by hand): what this
+                # child runs meanwhile goes on, and the warning says why it claims nothing.
                 connections.close_all()
                 failures += 1
                 pause = _RECONNECT.delay(failures, random.random()).total_seconds()
@@ -94,7 +94,8 @@ class Loop:
             self._claimer.observe(_STALE_SECONDS)
             for item in self._bench.clear():
                 self._settler.put(item, Released())
-        claimed = self._claimer.claim(self._slots.in_use)
+        in_use = self._slots.in_use
+        claimed = self._claimer.claim(in_use)
         if claimed:
             reached("claimed")
             items = []
@@ -106,7 +107,7 @@ class Loop:
             self._bench.lay(items)
             if self._claimer.has_room(self._slots.in_use):
                 return 0
-        elif self._options.drain and not self._slots.in_use and self._claimer.is_dry:
+        elif self._options.drain and not in_use and self._claimer.is_dry:
             return None
         now = time.monotonic()
         pause = self._claimer.pause()
@@ -164,8 +165,7 @@ class Loop:
         self._settler.join(max(1.0, deadline - time.monotonic()))
         self._listener.stop()
         self._heartbeat.stop()
-        with contextlib.suppress(*UNAVAILABLE):
-            self._claimer.close()
+        self._claimer.close()
         connections.close_all()
         return is_over and not self._settler.is_alive()
 

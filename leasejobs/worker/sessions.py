@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
+from weakref import WeakSet
 
 from django.db import (
     DatabaseError,
@@ -32,7 +33,8 @@ _SETTINGS: Final = (
 
 _LONG_IDLE_SECONDS: Final = 10.0
 
-# The wrappers this thread ever connected. Asking Django for them costs more than a no-op job.
+# The wrappers this thread ever connected, weakly: what a task drops may go. Asking Django for
+# them costs more than a no-op job.
 _mine = threading.local()
 
 
@@ -52,9 +54,10 @@ def discard_dirty() -> None:
         )
         if connection.in_atomic_block or not connection.get_autocommit() or not is_idle:
             raw.close()
-            # The wrapper too: inside a broken block it would stay unusable for ever.
-            _mine.wrappers.remove(connection)
-            del connections[connection.alias]
+            # The wrapper too: inside a broken block it would stay unusable for ever. Unless it is
+            # a second one that the task made for itself.
+            if any(known is connection for known in connections.all(initialized_only=True)):
+                del connections[connection.alias]
 
 
 def close_cut(idle_seconds: float) -> None:
@@ -64,7 +67,7 @@ def close_cut(idle_seconds: float) -> None:
     costs microseconds to see, so it is looked for before every job. After a long idle time, when
     the link may be half open, the server is asked.
     """
-    for connection in getattr(_mine, "wrappers", ()):
+    for connection in list(getattr(_mine, "wrappers", ())):
         raw = connection.connection
         if raw is None:
             continue
@@ -85,9 +88,7 @@ def _has_something_to_read(fd: int) -> bool:
 def _opened(connection: Any, **_: Any) -> None:
     # Under DEBUG Django keeps the text of every statement until a request ends; here none does.
     connection.queries_log = deque(maxlen=0)
-    wrappers = _mine.__dict__.setdefault("wrappers", [])
-    if connection not in wrappers:
-        wrappers.append(connection)
+    _mine.__dict__.setdefault("wrappers", WeakSet()).add(connection)
     if connection.vendor != "postgresql":
         return
     try:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, Error, connections
 
 from leasejobs import leases
 from leasejobs.leases import Written
 from leasejobs.outcomes import Failed, Failure, Outcome, Succeeded
 from leasejobs.points import reached
 from leasejobs.policy import Backoff
-from leasejobs.sessions import UNAVAILABLE, is_content_refused
+from leasejobs.sessions import is_content_refused
 from leasejobs.worker.bench import Item
 
 FLUSH_SECONDS: Final = 0.010
@@ -75,7 +75,7 @@ class Settler(threading.Thread):
             try:
                 busy = self._flush(batch)
                 failures = 0
-            except UNAVAILABLE:
+            except Error:
                 connections.close_all()
                 failures += 1
                 busy = [pair for pair in batch if pair[0].slot >= 0]

@@ -21,12 +21,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.conf import settings
-from django.db import connections
+from django.db import Error, connections
 
 from leasejobs import signals
 from leasejobs.policy import Backoff
 from leasejobs.recovery import Cause, settle_dead
-from leasejobs.sessions import UNAVAILABLE
 from leasejobs.worker.options import Options
 from leasejobs.worker.slots import Slots
 
@@ -193,9 +192,9 @@ class Supervisor:
         for dead in list(self._dead):
             try:
                 left = settle_dead(dead.holder, dead.begun, dead.cause)
-            except UNAVAILABLE:
+            except Error:
                 connections.close_all()
-                return
+                continue
             if left and now - dead.died_at < self._options.lease:
                 dead.forget_at = None
             elif left:  # what could not be taken back is now any worker's, by its expired lease

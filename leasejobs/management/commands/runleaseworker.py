@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import ProgrammingError, connections
+from django.db import Error, ProgrammingError, connections
 
 from leasejobs import conf
 from leasejobs.models import Job
-from leasejobs.sessions import UNAVAILABLE
 from leasejobs.worker.child import run_child
 from leasejobs.worker.options import Options
 from leasejobs.worker.supervisor import Supervisor
@@ -84,7 +83,7 @@ def _refuse_unmigrated() -> None:
         Job.objects.using(conf.database()).exists()
     except ProgrammingError as error:
         raise CommandError(f"run `manage.py migrate` first: {error}") from error
-    except UNAVAILABLE:
+    except Error:
         connections.close_all()
 
 
