@@ -7,6 +7,7 @@ from typing import Any, Final
 from django.db import (
     Error,
     InterfaceError,
+    OperationalError,
     connections,
     transaction,
 )
@@ -25,6 +26,17 @@ def is_session_lost(raw: Any, error: Error) -> bool:
     state = _state(error)
     # 57P0x: an administrator, a crash, a shutdown; 25P0x: a timeout of ours; 08: the link
     return state in {"57P01", "57P02", "57P03", "25P03", "25P04"} or state.startswith("08")
+
+
+def is_database_away(error: Error) -> bool:
+    """Whether any statement would fail now: no server, no session, read-only, tables missing.
+
+    Asked without the connection that failed, so an error without a SQLSTATE counts as the link's.
+    """
+    state = _state(error)
+    if not state:
+        return isinstance(error, OperationalError | InterfaceError)
+    return state.startswith(("08", "42", "53", "57P", "58")) or state == "25006"
 
 
 def is_content_refused(error: Error) -> bool:

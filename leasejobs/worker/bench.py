@@ -18,6 +18,7 @@ class Item:
     held: Held
     slot: int
     laid_at: float = field(default_factory=time.monotonic)
+    failures: int = 0  # to write its outcome
 
 
 class Bench:

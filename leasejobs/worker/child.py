@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from importlib import import_module
 from typing import Final
 
@@ -16,6 +17,8 @@ from leasejobs.worker.supervisor import DESCRIPTORS_VARIABLE, HOLDER_VARIABLE, S
 
 # For crash tests: leasejobs.testing.points says what it holds.
 POINTS_VARIABLE: Final = "LEASEJOBS_POINTS"
+
+_SOFTWARE: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
 def run_child(options: Options) -> None:
@@ -31,13 +34,20 @@ def run_child(options: Options) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     watch_lifeline(lifeline, loop)
     threading.excepthook = _die_with_our_threads
-    loop.run()
-    # Not sys.exit: a task that is still running must not hold up the process, and whatever it
-    # does after this line would be done without a lease.
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    status = _SOFTWARE
+    try:
+        loop.run()
+        status = 0
+    finally:
+        # Not sys.exit: a task that is still running must not hold up the process, and whatever it
+        # does after this line would be done without a lease. Nor may an exception of the loop
+        # leave a process behind that renews its leases and claims nothing.
+        if status:
+            traceback.print_exc()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _die_with_our_threads(hook: threading.ExceptHookArgs) -> None:
@@ -49,4 +59,4 @@ def _die_with_our_threads(hook: threading.ExceptHookArgs) -> None:
     threading.__excepthook__(hook)
     if hook.thread is not None and hook.thread.name.startswith("leasejobs-"):
         sys.stderr.flush()
-        os._exit(70)  # EX_SOFTWARE of sysexits.h
+        os._exit(_SOFTWARE)

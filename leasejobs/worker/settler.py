@@ -1,5 +1,6 @@
 """The settler: writes outcomes in batches, at the latest 10 ms after the first unwritten one."""
 
+import logging
 import threading
 import time
 from collections import defaultdict, deque
@@ -7,20 +8,23 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from django.db import DatabaseError, Error, connections
+from django.db import Error, connections
 
-from leasejobs import leases
+from leasejobs import leases, signals
 from leasejobs.leases import Written
 from leasejobs.outcomes import Failed, Failure, Outcome, Succeeded
 from leasejobs.points import reached
 from leasejobs.policy import Backoff
-from leasejobs.sessions import is_content_refused
+from leasejobs.sessions import is_content_refused, is_database_away
 from leasejobs.worker.bench import Item
 
 FLUSH_SECONDS: Final = 0.010
 _FULL: Final = 500
 _BUSY_SECONDS: Final = 0.020
+_MOST_FAILURES: Final = 5
 _RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
+
+Done = tuple[Item, Outcome | None]
 
 
 class Settler(threading.Thread):
@@ -28,18 +32,22 @@ class Settler(threading.Thread):
 
     None as outcome means that the task wrote it itself in `fenced()`. A row that is locked waits
     for a later flush and holds up nobody. While the database is away, outcomes wait here; a
-    write whose reply was lost is found by its attempt row and not made twice.
+    write whose reply was lost is found by its attempt row and not made twice. An outcome that
+    the database refuses again and again is given up by `on_settled`, with an ERROR event: its
+    lease then runs out and the row is recovered.
     """
 
     def __init__(
-        self, outstanding: Callable[[], int], on_settled: Callable[[Item, Outcome | None], None],
+        self,
+        outstanding: Callable[[], int],
+        on_settled: Callable[[Item, Outcome | None], None],
         on_flushed: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name="leasejobs-settler", daemon=True)
         self._outstanding = outstanding
         self._on_settled = on_settled
         self._on_flushed = on_flushed
-        self._done: deque[tuple[Item, Outcome | None]] = deque()
+        self._done: deque[Done] = deque()
         self._some = threading.Event()
         self._enough = threading.Event()
         self._stopping = False
@@ -73,15 +81,17 @@ class Settler(threading.Thread):
             self._enough.clear()
             batch = [self._done.popleft() for _ in range(len(self._done))]
             try:
-                busy = self._flush(batch)
+                waiting = self._flush(batch)
                 failures = 0
-            except Error:
+            except Error as error:
                 connections.close_all()
                 failures += 1
-                busy = [pair for pair in batch if pair[0].slot >= 0]
-                time.sleep(_RECONNECT.delay(failures, 0).total_seconds())
-            if busy:
-                self._done.extendleft(reversed(busy))
+                pause = _RECONNECT.delay(failures, 0).total_seconds()
+                _tell("outcomes_delayed", logging.WARNING, error, count=len(batch))
+                waiting = [pair for pair in batch if pair[0].slot >= 0]
+                time.sleep(pause)
+            if waiting:
+                self._done.extendleft(reversed(waiting))
                 if failures == 0:
                     time.sleep(_BUSY_SECONDS)
                 self._some.set()
@@ -89,10 +99,10 @@ class Settler(threading.Thread):
                 break
         connections.close_all()
 
-    def _flush(self, batch: list[tuple[Item, Outcome | None]]) -> list[tuple[Item, Outcome | None]]:
-        """Write a batch; return the pairs whose rows were locked."""
+    def _flush(self, batch: list[Done]) -> list[Done]:
+        """Write a batch; return the pairs that wait, for a lock or for another try."""
         reached("settling")
-        busy: list[tuple[Item, Outcome | None]] = []
+        singles: list[Done] = []
         completed: dict[object, list[tuple[Item, Succeeded]]] = defaultdict(list)
         for item, outcome in batch:
             match outcome:
@@ -100,25 +110,28 @@ class Settler(threading.Thread):
                     self._settled(item, None)
                 case Succeeded():
                     completed[item.held.lease.token].append((item, outcome))
-                case _ if self._end(item, outcome) is Written.BUSY:
-                    busy.append((item, outcome))
+                case _:
+                    singles.append((item, outcome))
+        waiting: list[Done] = []
         for pairs in completed.values():
-            busy += self._complete(pairs)
+            try:
+                waiting += self._complete(pairs)
+            except Error as error:
+                if is_database_away(error):
+                    raise
+                singles += pairs  # one row broke the statement: row by row, so that only it waits
+        for item, outcome in singles:
+            if outcome is not None and self._end(item, outcome) is Written.BUSY:
+                waiting.append((item, outcome))
         reached("settled")
         if batch:
             self._on_flushed()
-        return busy
+        return waiting
 
-    def _complete(self, pairs: list[tuple[Item, Succeeded]]) -> list[tuple[Item, Outcome | None]]:
+    def _complete(self, pairs: list[tuple[Item, Succeeded]]) -> list[Done]:
         held = [(item.job, item.held.lease) for item, _ in pairs]
         results = {item.job.pk: out.result for item, out in pairs if out.result is not None}
-        try:
-            written = leases.complete_many(held, results)
-        except DatabaseError as error:
-            if not is_content_refused(error):
-                raise
-            # One row's content broke the statement: row by row, so that only it is refused.
-            return [(item, out) for item, out in pairs if self._end(item, out) is Written.BUSY]
+        written = leases.complete_many(held, results)
         for item, outcome in pairs:
             if written[item.job.pk] is not Written.BUSY:
                 self._settled(item, outcome)
@@ -127,13 +140,17 @@ class Settler(threading.Thread):
     def _end(self, item: Item, outcome: Outcome) -> Written:
         try:
             written = leases.end(item.held.lease, outcome)
-        except DatabaseError as error:
-            if not is_content_refused(error):
+        except Error as error:
+            if is_database_away(error):
                 raise
-            if isinstance(outcome, Failed) and outcome.failure.code == "unrecordable_outcome":
-                raise
-            outcome = Failed(Failure("unrecordable_outcome"), terminal=True)
-            written = leases.end(item.held.lease, outcome)
+            item.failures += 1
+            if is_content_refused(error) and item.failures == 1:
+                return self._end(item, Failed(Failure("unrecordable_outcome"), terminal=True))
+            if item.failures < _MOST_FAILURES:
+                time.sleep(_RECONNECT.delay(item.failures, 0).total_seconds())
+                return Written.BUSY
+            _tell("outcome_given_up", logging.ERROR, error, job_id=item.job.pk)
+            written = Written.LOST
         if written is not Written.BUSY:
             self._settled(item, outcome)
         return written
@@ -141,3 +158,8 @@ class Settler(threading.Thread):
     def _settled(self, item: Item, outcome: Outcome | None) -> None:
         self._on_settled(item, outcome)
         item.slot = -1
+
+
+def _tell(event: str, level: int, error: Error, **fields: object) -> None:
+    fields["reason"] = type(error).__name__
+    signals.worker_changed.send_robust(sender=Settler, event=event, level=level, fields=fields)

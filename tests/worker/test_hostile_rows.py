@@ -1,5 +1,7 @@
 """Rows made by hand that no verb would make: a worker survives them, and their neighbours too."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from django.db import IntegrityError, connection, transaction
 
@@ -9,7 +11,7 @@ from leasejobs.states import State
 from leasejobs.testing import expire_lease
 from tests import tasks
 from tests.factories import HOLDER, JobFactory, whole
-from tests.worker.fleet import Fleet
+from tests.worker.fleet import Fleet, until
 
 DIGITS = "[1e5000]"  # a number jsonb holds and int() refuses
 DEPTH = "[" * 1500 + "]" * 1500
@@ -92,3 +94,46 @@ def test_table_refuses_what_would_stop_a_claim(assignment: str) -> None:
         connection.cursor() as cursor,
     ):
         cursor.execute(f"UPDATE leasejobs_job SET {assignment} WHERE id = %s", [job.pk])
+
+
+@pytest.fixture
+def refusal(transactional_db: None) -> Iterator[Callable[[int], None]]:
+    """Let the server refuse, with an error that is nobody's content, that a job succeeds."""
+
+    def refuse(pk: int) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""
+                CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = 'XX001'; END $$;
+                CREATE TRIGGER refuse BEFORE UPDATE ON leasejobs_job FOR EACH ROW
+                WHEN (NEW.id = {int(pk)} AND NEW.state = {State.SUCCEEDED:d})
+                EXECUTE FUNCTION refuse()
+                """
+            )
+
+    yield refuse
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION IF EXISTS refuse CASCADE")
+
+
+@pytest.mark.crash
+def test_outcome_that_is_always_refused_holds_up_nobody(
+    fleet: Fleet, refusal: Callable[[int], None]
+) -> None:
+    hasty = tasks.noop.using(backoff=tasks.QUICK)
+    first, *others = [hasty.enqueue().job_id for _ in range(10)]
+    refusal(first)
+    fleet.start("--lease=2")
+
+    def is_over() -> bool:
+        return not Job.objects.exclude(state__in=[State.SUCCEEDED, State.FAILED]).exists()
+
+    until(is_over, 60)
+
+    assert set(Job.objects.filter(pk__in=others).values_list("state", "attempts")) == {
+        (State.SUCCEEDED, 1)
+    }
+    refused = Job.objects.get(pk=first)
+    assert (refused.state, refused.failure_code) == (State.FAILED, "lease_expired")
+    assert refused.crashes == refused.max_crashes

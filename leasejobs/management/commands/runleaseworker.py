@@ -72,7 +72,10 @@ class Command(BaseCommand):
         if options["child"]:
             run_child(parsed)
         _refuse_unmigrated()
-        status = Supervisor(parsed, _arguments(parsed)).run()
+        arguments = _arguments(parsed)
+        if options["pythonpath"]:
+            arguments.append(f"--pythonpath={options['pythonpath']}")
+        status = Supervisor(parsed, arguments).run()
         if status:
             raise SystemExit(status)
 
