@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from operator import index
 from typing import Any, Final
 
 from leasejobs import conf, leases, policy
@@ -137,9 +138,10 @@ class JobContext(TaskContext):
         is kept until then too: the write would lock the job's row to the end of that transaction,
         and a locked row is not renewed. Raises `LeaseLost` if the lease is gone.
         """
-        if done < 0 or (total is not None and total < 0):
-            raise ValueError("progress counts from 0")
-        self._progress = (done, total)
+        counts = (index(done), None if total is None else index(total))
+        if not all(count is None or 0 <= count < 2**63 for count in counts):
+            raise ValueError("progress counts from 0, and to no more than a bigint holds")
+        self._progress = counts
         is_time = time.monotonic() - self._progress_at >= _PROGRESS_SECONDS
         if is_time and (self._in_block or not is_inside_transaction(conf.database())):
             self.flush_progress()

@@ -615,10 +615,16 @@ def test_last_progress_commits_with_the_completion(monkeypatch):
     assert complaints == []
 
 
-@pytest.mark.parametrize(("done", "total"), [(-1, None), (1, -1)])
+@pytest.mark.parametrize(("done", "total"), [(-1, None), (1, -1), (2**63, None)])
 def test_progress_counts_from_zero(done, total):
     with pytest.raises(ValueError, match="from 0"):
         context_of(JobFactory(running=True)).progress(done, total)
+
+
+@pytest.mark.parametrize("done", [float("inf"), float("nan"), 1.5, "1", None])
+def test_progress_counts_whole_things(done):
+    with pytest.raises(TypeError):
+        context_of(JobFactory(running=True)).progress(done)
 
 
 def test_progress_of_a_lost_lease_tells_so_when_it_is_flushed():

@@ -9,7 +9,7 @@ import traceback
 from importlib import import_module
 from typing import Final
 
-from leasejobs.worker.loop import Loop, watch_lifeline
+from leasejobs.worker.loop import Loop, stop_at_end_of
 from leasejobs.worker.options import Options
 from leasejobs.worker.sessions import watch_connections
 from leasejobs.worker.slots import Slots
@@ -31,8 +31,13 @@ def run_child(options: Options) -> None:
     loop = Loop(options, holder, Slots(SLOTS, slots_fd), turn)
     # A terminal's Ctrl-C reaches the whole group; the supervisor decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
-    watch_lifeline(lifeline, loop)
+    reader, writer = os.pipe()
+
+    def ask(number: int, frame: object) -> None:
+        os.write(writer, b"!")
+
+    signal.signal(signal.SIGTERM, ask)
+    stop_at_end_of((lifeline, reader), loop)
     threading.excepthook = _die_with_our_threads
     status = _SOFTWARE
     try:

@@ -1,10 +1,11 @@
 """One child: promote, claim, hand out, wait; with its threads, until told to stop."""
 
 import logging
-import os
 import random
+import select
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -170,12 +171,15 @@ class Loop:
         return is_over and not self._settler.is_alive()
 
 
-def watch_lifeline(fd: int, loop: Loop) -> None:
-    """Stop `loop` when the other end of the pipe closes: the supervisor asks, or is dead."""
+def stop_at_end_of(fds: Sequence[int], loop: Loop) -> None:
+    """Stop `loop` when one of `fds` can be read: a signal's pipe, or the supervisor's that closed.
+
+    From a thread, never from a signal handler: one may interrupt the main thread inside the very
+    locks that `stop` takes.
+    """
 
     def read() -> None:
-        while os.read(fd, 1):
-            pass
+        select.select(fds, (), ())
         loop.stop()
 
     threading.Thread(target=read, name="leasejobs-lifeline", daemon=True).start()
