@@ -6,6 +6,7 @@ from django.utils.module_loading import import_string
 
 from leasejobs.compat import Task, is_task
 from leasejobs.exceptions import UnknownTask
+from leasejobs.redaction import describe
 
 _tasks: dict[str, Task] = {}
 
@@ -20,9 +21,11 @@ def find(name: str) -> Task:
     if name not in _tasks:
         try:
             found: Any = import_string(name)
+            is_found = is_task(found)
         except BaseException as error:
-            raise UnknownTask(f"no task {name!r}: {type(error).__name__}: {error}") from error
-        if not is_task(found):
+            path, detail, _ = describe(error)
+            raise UnknownTask(f"no task {name!r}: {path}: {detail}") from error
+        if not is_found:
             raise UnknownTask(f"{name!r} is a {type(found).__name__}, not a task")
         register(found)
     return _tasks[name]
