@@ -33,6 +33,8 @@ FENCE_COLUMNS: Final = ("epoch", "lease_token", "leased_by", "lease_expires_at")
 # What a row carries while nobody holds it; the epoch stays, it never goes down.
 UNLEASED: Final = {"lease_token": None, "leased_by": "", "lease_expires_at": None}
 
+_FREE: Final = Q(lease_token__isnull=True) | Q(lease_expires_at__lte=Now())
+
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -78,7 +80,7 @@ class FencedQuerySet(models.QuerySet["Any"]):
 
     def unleased_or_expired(self) -> Self:
         """Rows nobody may count on: what `claim` may take."""
-        return self.filter(Q(lease_token__isnull=True) | Q(lease_expires_at__lte=Now()))
+        return self.filter(_FREE)
 
     def expired(self) -> Self:
         """Rows whose lease ran out and that nobody has claimed since."""
@@ -176,15 +178,11 @@ def claim(
         raise ValueError("a claim needs a holder's name")
     model, alias = queryset.model, conf.database()
     token, left_at = uuid.uuid4(), local_clock()
-    rows = queryset.using(alias).filter(
-        Q(lease_token__isnull=True) | Q(lease_expires_at__lte=Now())
-    )
+    rows = queryset.using(alias).filter(_FREE)
     with transaction.atomic(using=alias):
         locked = rows.select_for_update(skip_locked=True, no_key=True, of=("self",))
         pks = list(locked.values_list("pk", flat=True)[:limit])
-        taken = _base(model, alias).filter(
-            Q(lease_token__isnull=True) | Q(lease_expires_at__lte=Now()), pk__in=pks
-        )
+        taken = _base(model, alias).filter(_FREE, pk__in=pks)
         taken.update(
             epoch=F("epoch") + 1,
             lease_token=token,
@@ -246,7 +244,6 @@ def fenced(
             raw = connection.connection
             if not is_inside_test_case(connection):
                 bound_transaction(connection, lease.duration)
-            left_at = local_clock()
             row = (
                 _base(lease.model, alias)
                 .filter(pk=lease.pk, lease_token=lease.token, **lease.model.FENCE_FILTER)
@@ -271,10 +268,12 @@ def fenced(
         if raw is None or not is_session_lost(raw, error):
             raise
         connection.close()
-        if finished:
-            is_written = was_finished is not None and was_finished()
-        else:
-            is_written = rearmed is not None and _is_armed_as(rearmed, alias)
+        is_written = False
+        with contextlib.suppress(Error):  # the database may still be away: a doubt, then
+            if finished:
+                is_written = was_finished is not None and was_finished()
+            else:
+                is_written = rearmed is not None and _is_armed_as(rearmed, alias)
         if is_written:
             return
         raise LeaseLost(
