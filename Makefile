@@ -10,12 +10,13 @@ STAMP = .venv/.installed
 CANDIDATES = $(PYTHON) python3.13 python3.12 python3.11 python3
 ADDRESS = 127.0.0.1:8000
 
-.PHONY: help demo test serve bench lint clean
+.PHONY: help demo test manage serve bench lint clean
 .DEFAULT_GOAL = help
 
 help:
 	@echo 'make demo [EVENTS=path]    watch workers drain market events while one is killed'
 	@echo 'make test [ARGS=...]       run the test suite; ARGS go to pytest'
+	@echo 'make manage ARGS=...       run a management command of the example project'
 	@echo 'make serve [ADDRESS=...]   run the example project with its admin'
 	@echo 'make bench [ARGS=...]      measure the throughput'
 	@echo 'make lint                  ruff, mypy, import-linter, missing migrations'
@@ -27,6 +28,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(PY) -m pytest $(ARGS)
+
+manage: $(STAMP)
+	@$(RUN) $(PY) manage.py $(ARGS)
 
 serve: $(STAMP)
 	@$(RUN) sh -ec ' \

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, overload
 
@@ -61,6 +61,8 @@ class Task(DjangoTask):
             if value is not None or name not in _VALIDATED_BY_BACKEND
         }
         delay = options.get("run_after")
+        if delay is not None and not isinstance(delay, datetime | timedelta):
+            raise InvalidTask(f"run_after must be a datetime or a timedelta, not {delay!r}.")
         if isinstance(delay, timedelta):
             options |= {"run_after": None, "delay": delay}
         elif delay is not None:
@@ -159,6 +161,9 @@ def task(function: Any = None, /, *, backend: str | None = None, **options: Any)
     there is none the function is kept unvalidated, a system check says so, and `enqueue` raises.
     """
 
+    if "run_after" in options:
+        raise TypeError("run_after is given to .using(run_after=…), not to the decorator")
+
     def declare(func: Callable[..., Any]) -> Task:
         # Every field explicit: Django 6.0's Task has no defaults.
         fields: dict[str, Any] = {"priority": 0, "queue_name": "default", "takes_context": False}
@@ -213,6 +218,9 @@ def _validate(task: Task) -> None:
     ):
         raise InvalidTask(f"run_after must not be negative or over ten years: {task.delay!r}.")
     check_text("queue_name", task.queue_name)
+    if not task.queue_name or "," in task.queue_name or task.queue_name != task.queue_name.strip():
+        # Such a name could not be given to `runleaseworker --queues a,b`.
+        raise InvalidTask(f"queue_name must be a name without commas, not {task.queue_name!r}.")
     check_text("tenant", task.tenant)
     check_text("key", task.key)
     check_identity(task.tenant, task.module_path, task.key)

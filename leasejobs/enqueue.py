@@ -73,6 +73,9 @@ def enqueue_many(jobs: Iterable[NewJob]) -> list[Enqueued]:
     rows = list(jobs)
     if not rows:
         return []
+    for row in rows:
+        if not isinstance(row, NewJob):
+            raise InvalidArguments(f"enqueue_many takes what task.prepare(…) returns, not {row!r}")
     if conf.load().REQUIRE_TENANT and not all(row.tenant for row in rows):
         raise InvalidArguments("REQUIRE_TENANT is set, and a job names no tenant")
     alias = conf.database()

@@ -5,6 +5,7 @@ but an `Outcome` that can be written.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -41,7 +42,10 @@ def run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
         task: Any = registry.find(job.task)
     except UnknownTask as error:
         signals.worker_changed.send_robust(
-            sender=Job, event="task_unknown", fields={"task": job.task, "reason": str(error)}
+            sender=Job,
+            event="task_unknown",
+            level=logging.WARNING,
+            fields={"job_id": job.pk, "task": job.task, "reason": str(error)},
         )
         return Snoozed(UNKNOWN_TASK_DELAY)
     if any(isinstance(value, Unreadable) for value in (job.args, job.kwargs, job.checkpoint)):

@@ -11,10 +11,12 @@ import structlog
 from django.dispatch import receiver
 
 from leasejobs import signals
-from leasejobs.redaction import redact
+from leasejobs.redaction import say
 from leasejobs.states import AttemptOutcome, State
 
 _logger = logging.getLogger("leasejobs")
+# key='value' for each field: Django's usual formatters show the message and no extra.
+_in_words = structlog.processors.KeyValueRenderer(drop_missing=True)
 
 
 def emit(level: int, event: str, **fields: Any) -> None:
@@ -22,7 +24,9 @@ def emit(level: int, event: str, **fields: Any) -> None:
     if structlog.is_configured():
         structlog.get_logger("leasejobs").log(level, event, **fields)
     elif _logger.isEnabledFor(level):
-        _logger.log(level, event, extra=fields)
+        # One message template per event: that is what groups them in an error tracker.
+        template = f"{event} %s"
+        _logger.log(level, template, _in_words(None, event, fields), extra=fields)
 
 
 @receiver(signals.attempts_ended, dispatch_uid="leasejobs.receivers")
@@ -58,7 +62,7 @@ def job_recovered(pk: int, holder: str, cause: Any, state: Any, **_: Any) -> Non
 @receiver(signals.recovery_failed, dispatch_uid="leasejobs.receivers")
 def recovery_failed(pk: int, error: Exception, **_: Any) -> None:
     """Log a row that could not be taken back this time."""
-    emit(logging.ERROR, "recovery_failed", job_id=pk, reason=redact(str(error), 500))
+    emit(logging.ERROR, "recovery_failed", job_id=pk, reason=say(error))
 
 
 @receiver(signals.raised_after_completion, dispatch_uid="leasejobs.receivers")

@@ -90,6 +90,11 @@ def redact(text: str, limit: int) -> str:
     return clipped if len(clipped) <= limit else clipped[: limit - 1] + "…"
 
 
+def say(error: Exception) -> str:
+    """Return the class and the message of an error in one safe line, for an event."""
+    return redact(f"{type(error).__name__}: {' '.join(_message(error).split())}", 300)
+
+
 def describe(error: BaseException) -> tuple[str, str, str]:
     """Return (class path, message, traceback) of any exception, however hostile, as safe text.
 

@@ -1,5 +1,6 @@
 """The admin's pages: readable, bounded, and closed to every write."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -120,6 +121,18 @@ def test_page_of_a_job_shows_its_attempts(reader: Client) -> None:
     assert "host-a:1:abc" in text
     assert "crashed" in text
     assert "a secret" not in text
+
+
+def test_page_of_a_job_shows_the_job_and_its_instants(reader: Client) -> None:
+    job = JobFactory.create(
+        queue="a-queue", tenant="a-tenant", key="a-key", failure_detail="a-detail", priority=-7,
+        finished_at=datetime(2026, 5, 4, 3, 2, 1, 987_654, tzinfo=UTC), state=6,
+    )  # fmt: skip
+
+    text = reader.get(page_of(job)).content.decode()
+
+    for shown in ("a-queue", "a-tenant", "a-key", "a-detail", "2026-05-04 03:02:01.987", "failed"):
+        assert shown in text
 
 
 def test_page_of_a_job_shows_only_the_newest_attempts(reader: Client) -> None:

@@ -432,3 +432,26 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
+
+
+@pytest.mark.parametrize("name", ["", " ", "a,b", " a", "a "])
+def test_queue_that_no_worker_could_be_told_of_is_refused(name):
+    with pytest.raises(InvalidTask, match="queue_name"):
+        tasks.noop.using(queue_name=name)
+
+
+@pytest.mark.parametrize("when", [5, "tomorrow", True])
+def test_waiting_is_an_instant_or_a_duration(when):
+    with pytest.raises(InvalidTask, match="datetime or a timedelta"):
+        tasks.noop.using(run_after=when)
+
+
+def test_decorator_takes_no_instant():
+    with pytest.raises(TypeError, match="using"):
+        task(run_after=5)
+
+
+@pytest.mark.django_db
+def test_enqueue_many_says_what_it_takes():
+    with pytest.raises(InvalidArguments, match="prepare"):
+        enqueue_many([tasks.noop])

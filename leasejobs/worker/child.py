@@ -13,7 +13,12 @@ from leasejobs.worker.loop import Loop, stop_at_end_of
 from leasejobs.worker.options import Options
 from leasejobs.worker.sessions import watch_connections
 from leasejobs.worker.slots import Slots
-from leasejobs.worker.supervisor import DESCRIPTORS_VARIABLE, HOLDER_VARIABLE, SLOTS
+from leasejobs.worker.supervisor import (
+    DESCRIPTORS_VARIABLE,
+    DRAINED,
+    HOLDER_VARIABLE,
+    SLOTS,
+)
 
 # For crash tests: leasejobs.testing.points says what it holds.
 POINTS_VARIABLE: Final = "LEASEJOBS_POINTS"
@@ -41,13 +46,12 @@ def run_child(options: Options) -> None:
     threading.excepthook = _die_with_our_threads
     status = _SOFTWARE
     try:
-        loop.run()
-        status = 0
+        status = DRAINED if loop.run() else 0
     finally:
         # Not sys.exit: a task that is still running must not hold up the process, and whatever it
         # does after this line would be done without a lease. Nor may an exception of the loop
         # leave a process behind that renews its leases and claims nothing.
-        if status:
+        if status == _SOFTWARE:
             traceback.print_exc()
         logging.shutdown()
         sys.stdout.flush()

@@ -21,6 +21,8 @@ _PREFETCH_SECONDS: Final = 0.050
 _HEADS_SECONDS: Final = 1.0
 _PROMOTE_SECONDS: Final = 0.020
 _LOCKED_SECONDS: Final = 0.1
+# Nobody notifies of a job enqueued for later: how late it may be seen, however rare the polls.
+_UNTOLD_SECONDS: Final = 1.0
 _NEVER: Final = float("inf")
 
 
@@ -162,7 +164,7 @@ class Claimer:
             return
         # A row that is due already was not promoted because somebody has it locked.
         next_due = _seconds_to_next_due() or _LOCKED_SECONDS
-        self._promote_at = now + min(self._options.poll, next_due)
+        self._promote_at = now + min(self._options.poll, _UNTOLD_SECONDS, next_due)
 
     def _find_heads(self, now: float) -> None:
         self._heads = self._wanted(_queues("crashes = 0"))

@@ -18,6 +18,7 @@ from leasejobs.models import Job
 from leasejobs.outcomes import Outcome, Released, Succeeded
 from leasejobs.points import reached
 from leasejobs.policy import Backoff
+from leasejobs.redaction import say
 from leasejobs.wakeup import THROTTLE_SECONDS, Listener
 from leasejobs.worker import sessions
 from leasejobs.worker.bench import Bench, Item
@@ -34,9 +35,9 @@ _RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
 class Loop:
     """A child's main thread. `run` returns when it was stopped or, draining, found nothing due.
 
-    It returns False if task threads were still running at the end of the grace period: their
-    leases are given up locally, and the process must exit at once, for its supervisor to settle
-    what they hold. A row is never freed while its thread lives.
+    Task threads may still be running then, if the grace period is over: their leases are given up
+    locally, and the process must exit at once, for its supervisor to settle what they hold. A row
+    is never freed while its thread lives.
     """
 
     def __init__(self, options: Options, holder: str, slots: Slots, turn_fd: int | None) -> None:
@@ -62,7 +63,7 @@ class Loop:
         self._wake.set()
 
     def run(self) -> bool:
-        """Work until stopped or drained; return whether every task thread has ended."""
+        """Work until stopped or drained; return whether it drained."""
         self._listener.start()
         for thread in (self._heartbeat, self._settler, *self._threads):
             thread.start()
@@ -80,14 +81,16 @@ class Loop:
                 pause = _RECONNECT.delay(failures, random.random()).total_seconds()
                 signals.worker_changed.send_robust(
                     sender=Loop, event="database_unavailable", level=logging.WARNING,
-                    fields={"reason": type(error).__name__, "retry_seconds": round(pause, 2)},
+                    fields={"reason": say(error), "retry_seconds": round(pause, 2)},
                 )  # fmt: skip
                 self._stopping.wait(pause)
                 continue
             if pause is None:
                 break
             self._wake.wait(pause)
-        return self._shut_down()
+        is_drained = not self._stopping.is_set()
+        self._shut_down()
+        return is_drained
 
     def _tick(self) -> float | None:
         """Do one round; return how many seconds there is nothing to do, None when drained."""
@@ -153,14 +156,13 @@ class Loop:
             self._again_at = time.monotonic() + THROTTLE_SECONDS * 1.2
             self._wake.set()
 
-    def _shut_down(self) -> bool:
+    def _shut_down(self) -> None:
         deadline = time.monotonic() + self._options.shutdown
         for item in self._bench.close():
             self._settler.put(item, Released())
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        is_over = not any(thread.is_alive() for thread in self._threads)
-        if not is_over:
+        if any(thread.is_alive() for thread in self._threads):
             self._heartbeat.lose_all()
         self._settler.stop()
         self._settler.join(max(1.0, deadline - time.monotonic()))
@@ -168,7 +170,6 @@ class Loop:
         self._heartbeat.stop()
         self._claimer.close()
         connections.close_all()
-        return is_over and not self._settler.is_alive()
 
 
 def stop_at_end_of(fds: Sequence[int], loop: Loop) -> None:

@@ -15,6 +15,7 @@ from leasejobs.leases import Written
 from leasejobs.outcomes import Failed, Failure, Outcome, Succeeded
 from leasejobs.points import reached
 from leasejobs.policy import Backoff
+from leasejobs.redaction import say
 from leasejobs.sessions import is_content_refused, is_database_away
 from leasejobs.worker.bench import Item
 
@@ -161,5 +162,5 @@ class Settler(threading.Thread):
 
 
 def _tell(event: str, level: int, error: Error, **fields: object) -> None:
-    fields["reason"] = type(error).__name__
+    fields["reason"] = say(error)
     signals.worker_changed.send_robust(sender=Settler, event=event, level=level, fields=fields)

@@ -32,6 +32,10 @@ from leasejobs.worker.slots import Slots
 HOLDER_VARIABLE: Final = "LEASEJOBS_HOLDER"
 DESCRIPTORS_VARIABLE: Final = "LEASEJOBS_DESCRIPTORS"  # slots, lifeline, turn
 
+# How a child says that it found nothing due. Not 0: a task, or a SIGTERM to the child alone, can
+# make it exit with that while there is work.
+DRAINED: Final = 64
+
 SLOTS: Final = 1024
 _TICK_SECONDS: Final = 0.2
 # A statement a dead child left on the server may still lease rows to it for a moment: its
@@ -166,7 +170,7 @@ class Supervisor:
                 _Dead(child.holder, child.slots.begun(), cause, child.slots.is_empty())
             )
             child.slots.close()
-            if self._options.drain and status == 0 and not self._signals:
+            if status == DRAINED and not self._signals:
                 self._start_at.pop(child.number, None)
             elif not self._signals:
                 self._schedule_restart(child)

@@ -88,3 +88,14 @@ def test_drain_ends_although_a_job_kills_every_child(fleet, tmp_path):
     assert state_of(good) is State.SUCCEEDED
     job = Job.objects.get(pk=poison)
     assert (job.state, job.failure_code, job.crashes) == (State.FAILED, "crashed", 3)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_child_that_a_task_ends_has_not_drained(fleet, status):
+    poison = plain.exit_process.using(max_crashes=1).enqueue(status).job_id
+    others = [item.job_id for item in enqueue_many([plain.noop.prepare() for _ in range(200)])]
+
+    fleet.drain("--threads=1")
+
+    assert state_of(poison) is State.FAILED
+    assert set(Job.objects.filter(pk__in=others).values_list("state")) == {(State.SUCCEEDED,)}

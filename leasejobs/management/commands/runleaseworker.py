@@ -72,6 +72,11 @@ class Command(BaseCommand):
         if options["child"]:
             run_child(parsed)
         _refuse_unmigrated()
+        if options["verbosity"]:
+            self.stdout.write(
+                f"Working on {', '.join(parsed.queues) or 'all queues'} with"
+                f" {parsed.processes} x {parsed.threads} threads; Ctrl-C or SIGTERM to stop."
+            )
         arguments = _arguments(parsed)
         if options["pythonpath"]:
             arguments.append(f"--pythonpath={options['pythonpath']}")

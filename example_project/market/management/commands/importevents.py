@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from example_project.market import files
 from example_project.market import mapping as mappings
@@ -60,6 +60,10 @@ class Command(BaseCommand):
                 " complete it.",
                 returncode=130,
             ) from None
+        except ProgrammingError as error:
+            raise CommandError(
+                f"run `manage.py migrate` first: {error}", returncode=USAGE_STATUS
+            ) from error
         except (OperationalError, InterfaceError) as error:
             raise CommandError(
                 f"The database failed after {summary.events:,} events; run the same import again"
