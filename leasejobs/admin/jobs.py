@@ -89,6 +89,7 @@ class JobAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     search_help_text = _("the id of a job")
     list_per_page = 50
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # a COUNT(*) for each
     paginator = CappedPaginator
     fieldsets: ClassVar[Any] = (
         (None, {"fields": ("task", "queue", "state", "failure_code", "failure_detail")}),
