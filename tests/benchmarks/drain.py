@@ -208,7 +208,7 @@ def report(
     print(f"  {statistics.median(figures['bulk']):>10,.0f} jobs/s in bulk (enqueue_many)")
     print(f"  {single:>10,.0f} jobs/s one by one, each committed and notified")
     print(f"enqueue to start, idle worker, by notification, {len(latencies)} jobs:")
-    quantiles = statistics.quantiles(latencies, n=100)
+    quantiles = statistics.quantiles(latencies, n=100, method="inclusive")
     print(f"  p50 {quantiles[49]:.2f} ms   p99 {quantiles[98]:.2f} ms   max {latencies[-1]:.2f} ms")
 
 
