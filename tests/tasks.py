@@ -6,6 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from django.db import connections
+
 from leasejobs import Backoff, Continue, Discard, JobContext, Retry, Snooze, task
 
 QUICK = Backoff(base=timedelta(0), cap=timedelta(0), jitter=0)
@@ -89,3 +91,17 @@ def count_slices(context: JobContext, slices: int) -> int:
 def exit_process(status: int) -> None:
     """End the process, past every finally."""
     os._exit(status)
+
+
+@task
+def leave_a_second_session_dirty() -> None:
+    """Open a connection beside Django's own, begin a transaction on it, and forget it."""
+    for _ in range(2):
+        connection = connections.create_connection("default")
+        connection.set_autocommit(False)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        kept.append(connection)
+
+
+kept: list[Any] = []  # or the collector would close them

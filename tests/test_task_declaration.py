@@ -340,8 +340,12 @@ def test_registry_says_what_it_does_not_know(name):
         registry.find(name)
 
 
-def test_name_whose_module_breaks_at_import_is_unknown(tmp_path, monkeypatch):
-    (tmp_path / "broken_tasks.py").write_text("raise RuntimeError('at import')\n")
+@pytest.mark.parametrize(
+    "text",
+    ["raise RuntimeError('at import')", "raise SystemExit(3)", "raise KeyboardInterrupt", "def"],
+)
+def test_name_whose_module_breaks_at_import_is_unknown(tmp_path, monkeypatch, text):
+    (tmp_path / "broken_tasks.py").write_text(f"{text}\n")
     monkeypatch.syspath_prepend(tmp_path)
 
     with pytest.raises(UnknownTask):

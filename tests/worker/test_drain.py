@@ -99,3 +99,25 @@ def test_child_that_a_task_ends_has_not_drained(fleet, status):
 
     assert state_of(poison) is State.FAILED
     assert set(Job.objects.filter(pk__in=others).values_list("state")) == {(State.SUCCEEDED,)}
+
+
+def test_second_session_left_dirty_hurts_no_neighbour(fleet):
+    jobs = [plain.leave_a_second_session_dirty.enqueue().job_id]
+    jobs += [plain.noop.enqueue().job_id for _ in range(5)]
+
+    fleet.drain("--threads=1")
+
+    found = Job.objects.filter(pk__in=jobs).values_list("state", "attempts", "crashes")
+    assert set(found) == {(State.SUCCEEDED, 1, 0)}
+
+
+def test_children_find_what_the_supervisor_was_given_a_path_to(fleet, tmp_path):
+    (tmp_path / "found_by_path.py").write_text(
+        "from leasejobs import task\n\n\n@task\ndef answer():\n    return 42\n"
+    )
+    job_id = plain.noop.enqueue().job_id
+    Job.objects.filter(pk=job_id).update(task="found_by_path.answer")
+
+    fleet.drain(f"--pythonpath={tmp_path}")
+
+    assert Job.objects.get(pk=job_id).result == 42

@@ -1,0 +1,28 @@
+"""The claimer's clock: when it looks at the table again."""
+
+import time
+
+import pytest
+
+from leasejobs.states import State
+from leasejobs.worker.claimer import Claimer
+from leasejobs.worker.options import Options
+from tests.factories import HOLDER, JobFactory
+from tests.two_connections import second_session
+
+OPTIONS = Options(
+    queues=(), processes=1, threads=1, lease=30, poll=30, shutdown=1, drain=False, holder=""
+)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_due_row_that_somebody_has_locked_is_not_asked_for_without_pause() -> None:
+    job = JobFactory(state=State.SCHEDULED)
+    claimer = Claimer(OPTIONS, HOLDER, 10, None)
+
+    with second_session() as other:
+        other.execute("SELECT FROM leasejobs_job WHERE id = %s FOR UPDATE", [job.pk])
+        now = time.monotonic()
+        claimer._promote(now)
+
+    assert claimer._promote_at >= now + 0.1
