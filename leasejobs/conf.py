@@ -1,15 +1,27 @@
 """The `LEASEJOBS` setting: its names, defaults and bounds; read at every use."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final
 
 from django.conf import settings as django_settings
+from django.utils.module_loading import import_string
 
 _SECONDS: Final = {
     "LEASE_SECONDS": (1, 86_400),
     "POLL_SECONDS": (0.01, 86_400),
     "SHUTDOWN_SECONDS": (0, 86_400),
+}
+
+
+# For how many days finished rows are kept (None: for ever), and tracebacks on attempts.
+RETENTION: Final[Mapping[str, float | None]] = {
+    "succeeded": 14,
+    "cancelled": 14,
+    "failed": None,
+    "parked": None,
+    "tracebacks": 30,
 }
 
 
@@ -23,6 +35,14 @@ class Settings:
     SHUTDOWN_SECONDS: float = 25
     MAX_INTERRUPTIONS: int = 20
     REQUIRE_TENANT: bool = False
+    RETENTION_DAYS: Mapping[str, float | None] = field(default_factory=lambda: RETENTION)
+    TASK_MODULES: tuple[str, ...] = ("tasks",)
+    REDACTOR: str = ""
+
+    @property
+    def retention(self) -> Mapping[str, float | None]:
+        """For how many days what is kept, with the defaults for what is not said."""
+        return {**RETENTION, **self.RETENTION_DAYS}
 
     @property
     def lease(self) -> timedelta:
@@ -65,6 +85,38 @@ def problems(value: Any) -> list[str]:
         found.append(f"LEASEJOBS['MAX_INTERRUPTIONS'] must be a count, not {bound!r}.")
     if not isinstance(value.get("REQUIRE_TENANT", False), bool):
         found.append("LEASEJOBS['REQUIRE_TENANT'] must be True or False.")
+    return (
+        found + _problems_of_retention(value.get("RETENTION_DAYS", {})) + _problems_of_names(value)
+    )
+
+
+def _problems_of_retention(value: Any) -> list[str]:
+    name = "LEASEJOBS['RETENTION_DAYS']"
+    if not isinstance(value, Mapping):
+        return [f"{name} must be a dictionary, not {value!r}."]
+    found = [
+        f"{name} has no entry {key!r}; known: {', '.join(RETENTION)}."
+        for key in value
+        if key not in RETENTION
+    ]
+    for key, days in value.items():
+        is_number = isinstance(days, int | float) and not isinstance(days, bool)
+        if days is not None and not (is_number and 0 <= days <= 36_500):
+            found.append(f"{name}[{key!r}] must be from 0 to 36500 days or None, not {days!r}.")
+    return found
+
+
+def _problems_of_names(value: Mapping[str, Any]) -> list[str]:
+    found = []
+    modules = value.get("TASK_MODULES", ())
+    if isinstance(modules, str) or not all(isinstance(name, str) and name for name in modules):
+        found.append(f"LEASEJOBS['TASK_MODULES'] must be a list of names, not {modules!r}.")
+    redactor = value.get("REDACTOR", "")
+    try:
+        if redactor and not callable(import_string(redactor)):
+            found.append(f"LEASEJOBS['REDACTOR'] names {redactor!r}, which cannot be called.")
+    except (ImportError, AttributeError, TypeError) as error:
+        found.append(f"LEASEJOBS['REDACTOR'] cannot be imported: {error}.")
     return found
 
 

@@ -29,31 +29,48 @@ class AttemptOutcome(models.TextChoices):
 
     SUCCEEDED = "succeeded", _("succeeded")
     FAILED = "failed", _("failed")
+    TIMED_OUT = "timed_out", _("timed out")
     LOST = "lost", _("lost")
     RELEASED = "released", _("released")
     INTERRUPTED = "interrupted", _("interrupted")
     SNOOZED = "snoozed", _("snoozed")
     CONTINUED = "continued", _("continued")
+    CANCELLED = "cancelled", _("cancelled")
+    PARKED = "parked", _("parked")
 
 
 TERMINAL: Final = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 WAITING: Final = frozenset({State.SCHEDULED, State.RETRYABLE})
 
+UNSTARTED: Final = WAITING | {State.PENDING}
+_RUNNING: Final = frozenset({State.RUNNING})
+_CANCELLED: Final = frozenset({State.CANCELLED})
+
 # verb -> (the states it moves a job from, the states it may leave it in)
+#
+# Every exit from running but success leads to cancelled where a cancel was asked for meanwhile.
 TRANSITIONS: Final[Mapping[str, tuple[frozenset[State], frozenset[State]]]] = {
     "promote": (WAITING, frozenset({State.PENDING})),
-    "claim": (frozenset({State.PENDING}), frozenset({State.RUNNING})),
-    "complete": (frozenset({State.RUNNING}), frozenset({State.SUCCEEDED})),
-    "fail": (frozenset({State.RUNNING}), frozenset({State.RETRYABLE, State.FAILED})),
-    "snooze": (frozenset({State.RUNNING}), frozenset({State.SCHEDULED})),
-    "continue": (frozenset({State.RUNNING}), frozenset({State.PENDING})),
-    "release": (frozenset({State.RUNNING}), frozenset({State.PENDING})),
+    "claim": (frozenset({State.PENDING}), _RUNNING),
+    "put back": (frozenset({State.PENDING}), frozenset({State.SCHEDULED})),
+    "complete": (_RUNNING, frozenset({State.SUCCEEDED})),
+    "fail": (_RUNNING, frozenset({State.RETRYABLE, State.FAILED}) | _CANCELLED),
+    "snooze": (_RUNNING, frozenset({State.SCHEDULED}) | _CANCELLED),
+    "continue": (_RUNNING, frozenset({State.PENDING}) | _CANCELLED),
+    "release": (_RUNNING, frozenset({State.PENDING}) | _CANCELLED),
     "interrupt": (
-        frozenset({State.RUNNING}),
-        frozenset({State.PENDING, State.RETRYABLE, State.FAILED, State.PARKED}),
+        _RUNNING,
+        frozenset({State.PENDING, State.RETRYABLE, State.FAILED, State.PARKED}) | _CANCELLED,
     ),
     "recover": (
-        frozenset({State.RUNNING}),
-        frozenset({State.PENDING, State.RETRYABLE, State.FAILED, State.PARKED}),
+        _RUNNING,
+        frozenset({State.PENDING, State.RETRYABLE, State.FAILED, State.PARKED}) | _CANCELLED,
     ),
+    "expire": (UNSTARTED, _CANCELLED),
+    "cancel": (UNSTARTED | {State.PARKED}, _CANCELLED),
+    "retry": (
+        frozenset({State.FAILED, State.CANCELLED, State.PARKED}),
+        frozenset({State.PENDING}),
+    ),
+    "park": (UNSTARTED, frozenset({State.PARKED})),
 }

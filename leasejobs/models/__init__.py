@@ -2,5 +2,6 @@
 
 from leasejobs.models.attempt import Attempt
 from leasejobs.models.job import Job, KeyScope
+from leasejobs.models.operating import OperatorAction, Queue, Schedule, Worker
 
-__all__ = ["Attempt", "Job", "KeyScope"]
+__all__ = ["Attempt", "Job", "KeyScope", "OperatorAction", "Queue", "Schedule", "Worker"]

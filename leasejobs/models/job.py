@@ -10,14 +10,19 @@ from django.utils.translation import gettext_lazy as _
 
 from leasejobs.fencing import FencedModel, FencedQuerySet
 from leasejobs.policy import ON_CRASH, LenientDecoder
-from leasejobs.states import TERMINAL, WAITING, State
+from leasejobs.states import TERMINAL, UNSTARTED, WAITING, State
 
 DECIDING = (
     "id", "epoch", "lease_token", "leased_by", "task", "queue", "priority", "state", "claimed_at",
     "attempts", "max_attempts", "crashes", "max_crashes", "interruptions", "on_crash", "backoff",
+    "cancel_requested_at", "on_dead", "tenant", "correlation_id", "revision",
 )  # fmt: skip
 
 MOST = 1_000_000_000
+LONGEST_TIMEOUT = 31_622_400  # seconds: a leap year
+
+# What an operator may have to look at.
+DEAD = frozenset({State.FAILED, State.CANCELLED, State.PARKED})
 
 
 class KeyScope(models.TextChoices):
@@ -37,8 +42,16 @@ class JobQuerySet(FencedQuerySet):
     """Adjectives for jobs."""
 
     def claimable(self) -> Self:
-        """Pending rows that never crashed a worker, most urgent first; index `job_claim`."""
-        return self.filter(state=State.PENDING, crashes=0).order_by(*URGENCY)
+        """Pending rows that never crashed a worker, most urgent first; index `job_claim`.
+
+        Rows with a lock key are a stream of their own: see `locked`.
+        """
+        return self.filter(state=State.PENDING, crashes=0, lock_key="").order_by(*URGENCY)
+
+    def locked(self) -> Self:
+        """Pending rows with a lock key that never crashed a worker; index `job_locked`."""
+        rows = self.filter(state=State.PENDING, crashes=0).exclude(lock_key="")
+        return rows.order_by(*URGENCY)
 
     def suspect(self) -> Self:
         """Pending rows whose last run took its worker along; index `job_suspect`."""
@@ -53,6 +66,11 @@ class JobQuerySet(FencedQuerySet):
         """Rows whose time has come but that are not promoted yet; index `job_due`."""
         return self.filter(state__in=sorted(WAITING), due_at__lte=Now()).order_by("due_at", "id")
 
+    def past_deadline(self) -> Self:
+        """Rows that may not be started any more; index `job_deadline`."""
+        rows = self.filter(state__in=sorted(UNSTARTED), deadline_at__lte=Now())
+        return rows.order_by("deadline_at", "id")
+
     def running(self) -> Self:
         """Rows with a holder, alive or not; index `job_leased`."""
         return self.filter(state=State.RUNNING)
@@ -64,6 +82,10 @@ class JobQuerySet(FencedQuerySet):
     def terminal(self) -> Self:
         """Rows nothing will move again by itself."""
         return self.filter(state__in=sorted(TERMINAL))
+
+    def dead(self) -> Self:
+        """Rows that failed, were cancelled or wait for a decision; index `job_dead`."""
+        return self.filter(state__in=sorted(DEAD))
 
 
 class Job(FencedModel):
@@ -82,8 +104,16 @@ class Job(FencedModel):
         choices=KeyScope, default=KeyScope.ALWAYS, db_default=KeyScope.ALWAYS, editable=False
     )
 
+    lock_key = models.TextField(
+        default="", db_default="", blank=True, editable=False,
+        help_text=_("At most one job of a tenant with this key runs at a time."),
+    )  # fmt: skip
+
     state = models.SmallIntegerField(choices=State, editable=False)
     due_at = models.DateTimeField(editable=False)
+    deadline_at = models.DateTimeField(
+        null=True, editable=False, help_text=_("Not started after it: cancelled as expired.")
+    )
     created_at = models.DateTimeField(editable=False)
     claimed_at = models.DateTimeField(null=True, editable=False)
     started_at = models.DateTimeField(
@@ -104,6 +134,18 @@ class Job(FencedModel):
         choices=[(name, name) for name in ON_CRASH], default="retry", editable=False
     )
     backoff = models.JSONField(default=dict, decoder=LenientDecoder, editable=False)
+    timeout_seconds = models.FloatField(null=True, editable=False)
+    on_dead = models.JSONField(
+        null=True, decoder=LenientDecoder, editable=False,
+        help_text=_("The task to enqueue if this job fails or is parked, with its own policy."),
+    )  # fmt: skip
+    cancel_requested_at = models.DateTimeField(null=True, editable=False)
+
+    correlation_id = models.TextField(default="", db_default="", blank=True, editable=False)
+    parent_id = models.BigIntegerField(
+        null=True, editable=False, help_text=_("The job that enqueued this one.")
+    )
+    metadata = models.JSONField(null=True, decoder=LenientDecoder, editable=False)
 
     checkpoint = models.JSONField(null=True, editable=False)
     progress_done = models.BigIntegerField(null=True, editable=False)
@@ -141,6 +183,17 @@ class Job(FencedModel):
                     due_at__range=(datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))
                 ),
             ),
+            models.CheckConstraint(
+                name="leasejobs_job_timeout_sane",
+                condition=Q(timeout_seconds__isnull=True)
+                | Q(timeout_seconds__gt=0, timeout_seconds__lte=LONGEST_TIMEOUT),
+            ),
+            # The backstop of `claiming.claim_locked`, and the index it looks for holders in.
+            models.UniqueConstraint(
+                fields=("tenant", "lock_key"),
+                name="leasejobs_job_lock_held",
+                condition=Q(state=State.RUNNING) & ~Q(lock_key=""),
+            ),
             models.UniqueConstraint(
                 fields=("tenant", "task", "key"),
                 name="leasejobs_job_key_always",
@@ -163,7 +216,12 @@ class Job(FencedModel):
             models.Index(
                 fields=("queue", *URGENCY),
                 name="job_claim",
-                condition=Q(state=State.PENDING, crashes=0),
+                condition=Q(state=State.PENDING, crashes=0, lock_key=""),
+            ),
+            models.Index(
+                fields=("queue", *URGENCY),
+                name="job_locked",
+                condition=Q(state=State.PENDING, crashes=0) & ~Q(lock_key=""),
             ),
             models.Index(
                 fields=("queue", *URGENCY),
@@ -173,6 +231,12 @@ class Job(FencedModel):
             models.Index(
                 fields=("due_at", "id"), name="job_due", condition=Q(state__in=sorted(WAITING))
             ),
+            models.Index(
+                fields=("deadline_at", "id"),
+                name="job_deadline",
+                condition=Q(state__in=sorted(UNSTARTED), deadline_at__isnull=False),
+            ),
+            models.Index(fields=("id",), name="job_dead", condition=Q(state__in=sorted(DEAD))),
             # Not on lease_expires_at: a renewal that changes no indexed column stays HOT.
             models.Index(fields=("id",), name="job_leased", condition=Q(state=State.RUNNING)),
         )

@@ -167,7 +167,7 @@ class Claimer:
         self._promote_at = now + min(self._options.poll, _UNTOLD_SECONDS, next_due)
 
     def _find_heads(self, now: float) -> None:
-        self._heads = self._wanted(_queues("crashes = 0"))
+        self._heads = self._wanted(_queues("crashes = 0 AND lock_key = ''"))
         self._suspects = self._wanted(_queues("crashes > 0"))
         self._heads_at = now + _HEADS_SECONDS
         self._poll_at = now + self._options.poll * random.uniform(0.8, 1.0)
