@@ -1,18 +1,22 @@
 """`JobContext`: what a running task may ask and do about its own job."""
 
+import asyncio
 import contextlib
 import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from operator import index
 from typing import Any, Final
+
+from asgiref.sync import sync_to_async
 
 from leasejobs import conf, leases, policy
 from leasejobs.backend import TaskResult, result_of_job
 from leasejobs.compat import TaskContext
 from leasejobs.exceptions import LeaseLost, OutcomeNotAllowed
-from leasejobs.fencing import fenced
+from leasejobs.fencing import fenced, local_clock
 from leasejobs.heartbeat import Held
 from leasejobs.models import Job
 from leasejobs.outcomes import Succeeded
@@ -61,12 +65,14 @@ class JobContext(TaskContext):
 
     @property
     def should_stop(self) -> bool:
-        """Whether to come to an end: the worker shuts down, or the lease is or may be lost.
+        """Whether to come to an end: the worker shuts down, the job was cancelled or is out of
+        time, or the lease is or may be lost.
 
-        A task that sees it returns `Snooze` or `Continue`, raises `Retry`, or just finishes.
-        After a lost lease whatever it still writes behind the fence is refused.
+        A cancel is seen within a third of the lease. A task that sees it returns `Snooze` or
+        `Continue`, raises `Retry`, or just finishes. After a lost lease whatever it still writes
+        behind the fence is refused.
         """
-        return self._held.is_lost or self._stopping()
+        return self._held.should_stop or self._stopping()
 
     @property
     def idempotency_key(self) -> uuid.UUID:
@@ -87,6 +93,11 @@ class JobContext(TaskContext):
         gone, before or after the body; see `leasejobs.fencing.fenced` for the bounds on time and
         for what happens to other databases. Blocks do not nest.
         """
+        if _is_in_event_loop():
+            raise RuntimeError(
+                "fenced() is a transaction, and Django has none in a coroutine: put the block into "
+                "a function and `await sync_to_async(function)()`"
+            )
         if self._in_block:
             raise RuntimeError("fenced() blocks do not nest")
         if self.is_completed:
@@ -146,6 +157,33 @@ class JobContext(TaskContext):
         if is_time and (self._in_block or not is_inside_transaction(conf.database())):
             self.flush_progress()
 
+    async def acheckpoint(self, value: Any) -> None:
+        """Store where the work stands, from a coroutine; see `checkpoint`."""
+        await sync_to_async(self.checkpoint)(value)
+
+    async def aprogress(self, done: int, total: int | None = None) -> None:
+        """Tell how far the work is, from a coroutine; see `progress`."""
+        await sync_to_async(self.progress)(done, total)
+
+    def ensure_lease(self, margin: timedelta) -> None:
+        """Make sure that the lease lasts for `margin` from now; renew it if it would not.
+
+        Before a call that cannot be taken back, give the longest it may take. Raises `LeaseLost`
+        if the lease is gone, or ValueError if `margin` is longer than a lease lasts at all.
+        """
+        lease = self._held.lease
+        if margin > lease.duration:
+            raise ValueError(f"a lease lasts {lease.duration}: it cannot be ensured for {margin}")
+        if self._held.is_lost:
+            raise LeaseLost(f"job {self.job.pk} is no longer held under epoch {self.epoch}")
+        if lease.deadline - local_clock() < margin.total_seconds():
+            with self.fenced():
+                pass  # its last statement re-arms the lease
+
+    async def aensure_lease(self, margin: timedelta) -> None:
+        """Make sure that the lease lasts for `margin`, from a coroutine; see `ensure_lease`."""
+        await sync_to_async(self.ensure_lease)(margin)
+
     def flush_progress(self) -> None:
         """Write the progress told last, if it is not written yet."""
         if self._progress is None or self.is_completed:
@@ -166,6 +204,14 @@ class JobContext(TaskContext):
 
     def _was_completed(self) -> bool:
         return leases.is_recorded(self._held.lease, AttemptOutcome.SUCCEEDED)
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def to_json(value: Any) -> Any:

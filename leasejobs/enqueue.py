@@ -1,6 +1,7 @@
 """The producer's verb: put jobs into the table, in the caller's transaction, once per key."""
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from django.db.models import Q
 from leasejobs import conf, signals
 from leasejobs.exceptions import DuplicateKeyRace, InvalidArguments
 from leasejobs.models import Job, KeyScope
+from leasejobs.models.job import MOST
 from leasejobs.sessions import after_commit
 from leasejobs.states import TERMINAL, State
 
@@ -27,7 +29,8 @@ class NewJob:
 
     `args` and `kwargs` are JSON texts. `priority` is as in django.tasks, from -100 to 100, larger
     first. At most one of `run_after` (an instant) and `delay` (counted by the database's clock)
-    says that the job has to wait.
+    says that the job has to wait; at most one of `expires_at` and `expires_after` until when it
+    may start. `on_dead` and `metadata` are JSON texts, too.
     """
 
     task: str
@@ -44,6 +47,14 @@ class NewJob:
     max_crashes: int
     on_crash: str
     backoff: str
+    lock_key: str = ""
+    expires_at: datetime | None = None
+    expires_after: timedelta | None = None
+    timeout_seconds: float | None = None
+    on_dead: str = "null"
+    correlation_id: str = ""
+    parent_id: int | None = None
+    metadata: str = "null"
 
 
 class Enqueued(NamedTuple):
@@ -89,6 +100,51 @@ def enqueue_many(jobs: Iterable[NewJob]) -> list[Enqueued]:
     return [item for item in found if item is not None]
 
 
+def insert_on_dead(row: Job, reason: str) -> None:
+    """Enqueue what `row` asks for now that it failed or is parked; joins the transaction.
+
+    By the policy its row keeps, so that any worker of any version can do it. The job has the
+    tenant of the dead one, `kwargs={"job_id": …, "reason": …}`, and a key of job and epoch: told
+    of the same end twice, it is enqueued once. A policy somebody damaged is skipped, with an
+    ERROR event, rather than hold up the row's own end.
+    """
+    if not row.on_dead:
+        return
+    alias = conf.database()
+    try:
+        handler = _handler_of(row, reason)
+    except (KeyError, TypeError, ValueError) as error:
+        signals.worker_changed.send_robust(
+            sender=Job, event="on_dead_unreadable", level=logging.ERROR,
+            fields={"job_id": row.pk, "task": row.task, "reason": repr(error)},
+        )  # fmt: skip
+        return
+    found: list[Enqueued | None] = [None]
+    _insert(alias, [handler], [0], found)
+    _announce(alias, [handler], found)
+
+
+def _handler_of(row: Job, reason: str) -> NewJob:
+    policy: Any = row.on_dead
+    timeout = policy.get("timeout_seconds")
+    return NewJob(
+        task=str(policy["task"]),
+        queue=str(policy["queue"]),
+        priority=max(-100, min(100, int(policy.get("priority", 0)))),
+        args="[]",
+        kwargs=json.dumps({"job_id": row.pk, "reason": reason}),
+        tenant=row.tenant,
+        key=f"dead:{row.pk}:{row.epoch}",
+        max_attempts=max(1, min(MOST, int(policy["max_attempts"]))),
+        max_crashes=max(1, min(MOST, int(policy["max_crashes"]))),
+        on_crash="park" if policy.get("on_crash") == "park" else "retry",
+        backoff=json.dumps(policy.get("backoff", {})),
+        timeout_seconds=None if timeout is None else float(timeout),
+        correlation_id=row.correlation_id,
+        parent_id=row.pk,
+    )
+
+
 def _insert_keyed(alias: str, rows: Sequence[NewJob], found: list[Enqueued | None]) -> None:
     order = sorted(range(len(rows)), key=lambda index: _identity(rows[index]))
     for start in range(0, len(order), _CHUNK):
@@ -116,10 +172,13 @@ def _identity(row: NewJob) -> tuple[str, str, str, str]:
 _INSERT_ONE: Final = f"""
 INSERT INTO "{Job._meta.db_table}" AS job
     (task, queue, priority, tenant, args, kwargs, key, key_scope, state, due_at, created_at,
-     max_attempts, max_crashes, on_crash, backoff)
+     max_attempts, max_crashes, on_crash, backoff, lock_key, deadline_at, timeout_seconds,
+     on_dead, correlation_id, parent_id, metadata)
 SELECT %s, %s, %s, %s, %s, %s, %s, %s,
     CASE WHEN due_at > STATEMENT_TIMESTAMP() THEN {State.SCHEDULED:d} ELSE {State.PENDING:d} END,
-    due_at, STATEMENT_TIMESTAMP(), %s, %s, %s, %s
+    due_at, STATEMENT_TIMESTAMP(), %s, %s, %s, %s, %s,
+    COALESCE(%s::timestamptz, STATEMENT_TIMESTAMP() + %s::interval), %s,
+    NULLIF(%s, 'null')::jsonb, %s, %s, NULLIF(%s, 'null')::jsonb
 FROM (SELECT GREATEST(COALESCE(%s::timestamptz, STATEMENT_TIMESTAMP())
                       + COALESCE(%s::interval, '0'), STATEMENT_TIMESTAMP()) AS due_at) AS given
 ON CONFLICT DO NOTHING
@@ -136,22 +195,27 @@ WITH input AS MATERIALIZED (
             GREATEST(COALESCE(run_after, STATEMENT_TIMESTAMP()) + COALESCE(delay, '0'),
                      STATEMENT_TIMESTAMP()) AS due_at
         FROM json_to_recordset(%s) AS job
-            (place int, shared int, key text, args jsonb, kwargs jsonb)
+            (place int, shared int, key text, lock_key text, args jsonb, kwargs jsonb)
         JOIN json_to_recordset(%s) AS policy
             (number int, task text, queue text, priority int, tenant text, key_scope text,
              run_after timestamptz, delay interval, max_attempts int, max_crashes int,
-             on_crash text, backoff jsonb)
+             on_crash text, backoff jsonb, expires_at timestamptz, expires_after interval,
+             timeout_seconds float8, on_dead jsonb, correlation_id text, parent_id bigint,
+             metadata jsonb)
             ON policy.number = job.shared
         ORDER BY place
     ) AS given
 ), inserted AS (
     INSERT INTO "{Job._meta.db_table}"
         (id, task, queue, priority, tenant, args, kwargs, key, key_scope, state, due_at,
-         created_at, max_attempts, max_crashes, on_crash, backoff)
+         created_at, max_attempts, max_crashes, on_crash, backoff, lock_key, deadline_at,
+         timeout_seconds, on_dead, correlation_id, parent_id, metadata)
     SELECT id, task, queue, priority, tenant, args, kwargs, key, key_scope,
         CASE WHEN due_at > STATEMENT_TIMESTAMP()
              THEN {State.SCHEDULED:d} ELSE {State.PENDING:d} END,
-        due_at, STATEMENT_TIMESTAMP(), max_attempts, max_crashes, on_crash, backoff
+        due_at, STATEMENT_TIMESTAMP(), max_attempts, max_crashes, on_crash, backoff, lock_key,
+        COALESCE(expires_at, STATEMENT_TIMESTAMP() + expires_after), timeout_seconds,
+        NULLIF(on_dead, 'null'), correlation_id, parent_id, NULLIF(metadata, 'null')
     FROM input
     -- Not by the database's collation: chunks are in the order of code points.
     ORDER BY key_scope COLLATE "C", tenant COLLATE "C", task COLLATE "C", key COLLATE "C", place
@@ -175,13 +239,15 @@ def _insert(
         row = rows[place]
         shared = policies.setdefault(_policy(row), len(policies))
         key = json.dumps(row.key) if row.key else '""'
+        lock_key = json.dumps(row.lock_key) if row.lock_key else '""'
         jobs.append(
-            f'{{"place":{place},"shared":{shared},"key":{key},'
+            f'{{"place":{place},"shared":{shared},"key":{key},"lock_key":{lock_key},'
             f'"args":{row.args},"kwargs":{row.kwargs}}}'
         )
     shared_texts = [
-        f'{{"number":{number},"backoff":{backoff},{json.dumps(dict(named), default=str)[1:]}'
-        for (backoff, *named), number in policies.items()
+        f'{{"number":{number},"backoff":{backoff},"on_dead":{on_dead},"metadata":{metadata},'
+        f"{json.dumps(dict(named), default=str)[1:]}"
+        for (backoff, on_dead, metadata, *named), number in policies.items()
     ]
     with connections[alias].cursor() as cursor:
         cursor.execute(_INSERT, [f"[{','.join(jobs)}]", f"[{','.join(shared_texts)}]"])
@@ -194,6 +260,8 @@ def _insert_one(alias: str, row: NewJob) -> Enqueued | None:
         cursor.execute(_INSERT_ONE, [
             row.task, row.queue, -row.priority, row.tenant, row.args, row.kwargs, row.key,
             row.key_scope, row.max_attempts, row.max_crashes, row.on_crash, row.backoff,
+            row.lock_key, row.expires_at, row.expires_after,  # type: ignore[list-item]
+            row.timeout_seconds, row.on_dead, row.correlation_id, row.parent_id, row.metadata,
             row.run_after, row.delay,  # type: ignore[list-item]  # the stubs miss timedelta
         ])  # fmt: skip
         for pk, state, created_at in cursor.fetchall():
@@ -205,20 +273,31 @@ _STATES: Final = {int(state): state for state in State}
 
 
 def _policy(row: NewJob) -> tuple[Any, ...]:
-    """Everything of a job that jobs of one call as a rule share; the JSON text comes first."""
+    """Everything of a job that jobs of one call as a rule share; three JSON texts come first."""
     return (
         row.backoff,
+        row.on_dead,
+        row.metadata,
         ("task", row.task),
         ("queue", row.queue),
         ("priority", -row.priority),
         ("tenant", row.tenant),
         ("key_scope", row.key_scope),
         ("run_after", row.run_after),
-        ("delay", None if row.delay is None else f"{row.delay.total_seconds()} seconds"),
+        ("delay", _interval(row.delay)),
         ("max_attempts", row.max_attempts),
         ("max_crashes", row.max_crashes),
         ("on_crash", row.on_crash),
+        ("expires_at", row.expires_at),
+        ("expires_after", _interval(row.expires_after)),
+        ("timeout_seconds", row.timeout_seconds),
+        ("correlation_id", row.correlation_id),
+        ("parent_id", row.parent_id),
     )
+
+
+def _interval(value: timedelta | None) -> str | None:
+    return None if value is None else f"{value.total_seconds()} seconds"
 
 
 def _find_existing(

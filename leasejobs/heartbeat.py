@@ -4,6 +4,7 @@ The thread has a connection of its own too, so work that fills the others cannot
 """
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -17,18 +18,29 @@ _RETRY_SHARE: Final = 10
 
 
 class Held:
-    """A lease in somebody's hands: the newest receipt, and whether it is known to be lost."""
+    """A lease in somebody's hands: the newest receipt, and what its holder has to know.
 
-    __slots__ = ("_is_lost", "lease")
+    `is_cancelled` says that somebody asked to cancel the row; `stop_at`, on CLOCK_MONOTONIC, when
+    the work has used up its time.
+    """
+
+    __slots__ = ("_is_lost", "is_cancelled", "lease", "stop_at")
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
+        self.is_cancelled = False
+        self.stop_at = float("inf")
         self._is_lost = False
 
     @property
     def is_lost(self) -> bool:
         """Whether the holder must stop: told so, or not renewed in time by the local clock."""
         return self._is_lost or self.lease.is_presumed_lost
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether to come to an end: lost, cancelled, or out of time."""
+        return self.is_lost or self.is_cancelled or time.monotonic() >= self.stop_at
 
     def lose(self) -> None:
         """Give the lease up locally; the database is not told."""
@@ -38,15 +50,22 @@ class Held:
 class Heartbeat(threading.Thread):
     """Renews every lease in its keeping each third of `duration`; see `renewal.renew`.
 
-    A lease that turns out lost is marked so and dropped. One whose row is locked is left to the
+    `after_beat` is called with what is kept after each renewal, on the same connection. A lease
+    that turns out lost is marked so and dropped. One whose row is locked is left to the
     `fenced()` that has it. While the database is away nothing is renewed, and each lease is lost
     by its own local deadline.
     """
 
-    def __init__(self, duration: timedelta, on_lost: Callable[[Lease], None]) -> None:
+    def __init__(
+        self,
+        duration: timedelta,
+        on_lost: Callable[[Lease], None],
+        after_beat: Callable[[list[Held]], None] = lambda kept: None,
+    ) -> None:
         super().__init__(name="leasejobs-heartbeat", daemon=True)
         self._seconds = duration.total_seconds()
         self._on_lost = on_lost
+        self._after_beat = after_beat
         self._held: dict[int, Held] = {}
         self._stopping = threading.Event()
 
@@ -98,3 +117,4 @@ class Heartbeat(threading.Thread):
                 held.lose()
                 self.drop(held)
                 self._on_lost(lease)
+        self._after_beat(list(self._held.values()))

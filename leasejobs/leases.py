@@ -10,7 +10,7 @@ import enum
 import json
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,6 +20,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from leasejobs import conf, policy, signals
+from leasejobs.enqueue import insert_on_dead
 from leasejobs.fencing import UNLEASED, Lease
 from leasejobs.models import Attempt, Job
 from leasejobs.outcomes import Outcome
@@ -144,6 +145,8 @@ def write_end(row: Job, move: policy.Move) -> None:
         detail=failure.detail if failure else "",
         traceback=failure.traceback if failure else "",
     )
+    if move.state in (State.FAILED, State.PARKED):
+        insert_on_dead(row, failure.code if failure else "")
     announce([ended(row, move.outcome, move.state, failure.code if failure else "")], alias)
 
 
@@ -165,6 +168,13 @@ def is_recorded(lease: Lease, outcome: AttemptOutcome) -> bool:
         .filter(job_id=lease.pk, epoch=lease.epoch, worker=lease.holder, outcome=outcome)
         .exists()
     )
+
+
+def cancel_requested(pks: Collection[int]) -> list[int]:
+    """Return which of these running jobs somebody asked to cancel."""
+    running = Job.objects.using(conf.database()).running()
+    asked = running.filter(pk__in=list(pks), cancel_requested_at__isnull=False)
+    return list(asked.values_list("pk", flat=True))
 
 
 def record_progress(lease: Lease, done: int, total: int | None) -> bool:

@@ -101,10 +101,18 @@ class Continued:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """The body may not go on until somebody has decided."""
+
+    failure: Failure
+    outcome = AttemptOutcome.PARKED
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The body never began: the row goes back uncharged."""
 
     outcome = AttemptOutcome.RELEASED
 
 
-Outcome = Succeeded | Failed | Snoozed | Continued | Released
+Outcome = Succeeded | Failed | Snoozed | Continued | Parked | Released

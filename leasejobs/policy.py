@@ -5,7 +5,7 @@ Pure functions of a row's own snapshot; randomness and time come in as arguments
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Protocol
@@ -15,6 +15,7 @@ from leasejobs.outcomes import (
     Failed,
     Failure,
     Outcome,
+    Parked,
     Released,
     Snoozed,
     Succeeded,
@@ -90,6 +91,7 @@ class Row(Protocol):
     on_crash: str
     backoff: Any
     checkpoint: Any
+    cancel_requested_at: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,10 @@ class Move:
 
 def after(outcome: Outcome, row: Row, draw: float) -> Move:
     """The holder reports how its attempt ended."""
+    return _unless_cancelled(_after(outcome, row, draw), row)
+
+
+def _after(outcome: Outcome, row: Row, draw: float) -> Move:
     match outcome:
         case Succeeded(result):
             return _move(row, outcome.outcome, State.SUCCEEDED, columns={"result": result})
@@ -129,23 +135,45 @@ def after(outcome: Outcome, row: Row, draw: float) -> Move:
                 )  # fmt: skip
             refunded = max(row.attempts - 1, 0)
             return _move(row, outcome.outcome, State.PENDING, columns=kept, attempts=refunded)
+        case Parked(failure):
+            return _move(row, outcome.outcome, State.PARKED, failure=failure)
         case Released():
-            return after_release(row)
+            refunded = max(row.attempts - 1, 0)
+            return _move(row, outcome.outcome, State.PENDING, attempts=refunded)
 
 
-def after_release(row: Row) -> Move:
-    """The body never began: back to pending, refunded."""
-    refunded = max(row.attempts - 1, 0)
-    return _move(row, AttemptOutcome.RELEASED, State.PENDING, attempts=refunded)
-
-
-def after_crash(row: Row, code: str, draw: float) -> Move:
-    """The holder died, or let its lease run out, after the body began or may have begun."""
-    return _crashed(row, AttemptOutcome.LOST, Failure(code), draw, row.interruptions)
+def after_crash(
+    row: Row, code: str, draw: float, outcome: AttemptOutcome = AttemptOutcome.LOST
+) -> Move:
+    """The holder died, ran over its time, or let its lease run out, and the body may have begun."""
+    return _unless_cancelled(_crashed(row, outcome, Failure(code), draw, row.interruptions), row)
 
 
 def after_interrupt(row: Row, max_interruptions: int, draw: float) -> Move:
     """The body was stopped midway on purpose (a shutdown); past the bound it is a crash."""
+    return _unless_cancelled(_interrupted(row, max_interruptions, draw), row)
+
+
+def _unless_cancelled(move: Move, row: Row) -> Move:
+    """Whatever but success ends a run somebody asked to cancel, ends the job."""
+    if row.cancel_requested_at is None or move.state == State.SUCCEEDED:
+        return move
+    told = move.outcome in _TELLING
+    return replace(
+        move,
+        outcome=move.outcome if told else AttemptOutcome.CANCELLED,
+        state=State.CANCELLED,
+        failure=move.failure or Failure("cancelled"),
+    )
+
+
+# What is told of an attempt although its job was cancelled; of others only the cancel is.
+_TELLING: Final = frozenset(
+    {AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.TIMED_OUT, AttemptOutcome.PARKED}
+)
+
+
+def _interrupted(row: Row, max_interruptions: int, draw: float) -> Move:
     outcome, failure, times = (
         AttemptOutcome.INTERRUPTED,
         Failure("interrupted"),

@@ -8,7 +8,8 @@ hurt its neighbours; what is locked or fails is found again by the next sweep.
 import contextlib
 import enum
 import random
-from collections.abc import Collection, Iterator
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -21,8 +22,9 @@ from leasejobs.enqueue import announce_claimable
 from leasejobs.fencing import UNLEASED
 from leasejobs.leases import announce, ended, write_end
 from leasejobs.models import Attempt, Job
+from leasejobs.outcomes import Released
 from leasejobs.sessions import after_commit, is_content_refused
-from leasejobs.states import WAITING, AttemptOutcome, State
+from leasejobs.states import UNSTARTED, WAITING, AttemptOutcome, State
 
 BATCH: Final = 500
 
@@ -32,6 +34,7 @@ class Cause(enum.StrEnum):
 
     CRASHED = "crashed"  # its supervisor saw the child die
     INTERRUPTED = "interrupted"  # its supervisor stopped the child on purpose
+    TIMED_OUT = "timed_out"  # it ran over its time, and its supervisor killed the child for it
     LEASE_EXPIRED = "lease_expired"  # nobody renewed it
 
 
@@ -62,22 +65,61 @@ def recover_expired(limit: int = 100) -> int:
     )
 
 
-def settle_dead(holder: str, begun: Collection[tuple[int, int]], cause: Cause) -> int:
+def expire(limit: int = BATCH) -> int:
+    """Cancel up to `limit` waiting rows past their `deadline_at`; return how many.
+
+    One that was claimed meanwhile is left alone: the deadline is for the start.
+    """
+    alias = conf.database()
+    with transaction.atomic(using=alias):
+        late = Job.objects.using(alias).past_deadline()
+        locked = late.select_for_update(skip_locked=True, no_key=True)
+        pks = list(locked.values_list("pk", flat=True)[:limit])
+        if not pks:
+            return 0
+        still = Job.objects.using(alias).filter(pk__in=pks, state__in=sorted(UNSTARTED))
+        expired = still.update(
+            state=State.CANCELLED, finished_at=Now(), failure_code="expired", failure_detail="",
+            revision=F("revision") + 1,
+        )  # fmt: skip
+        after_commit(partial(signals.jobs_expired.send_robust, sender=Job, pks=pks), alias)
+        return expired
+
+
+def release_forgotten(holder: str, tokens: Sequence[uuid.UUID]) -> int:
+    """Put back, uncharged, the rows of claims whose reply never came; return how many.
+
+    The reply to a claim can be lost without the claim: nobody would work on its rows until their
+    lease ran out. `tokens` are those of such claims only, so no body of theirs has begun.
+    """
+    alias = conf.database()
+    held = Job.objects.using(alias).running().filter(leased_by=holder, lease_token__in=tokens)
+    forgotten = list(held.values_list("pk", flat=True))
+    _release_all(forgotten, holder)
+    return len(forgotten)
+
+
+def settle_dead(holder: str, begun: Mapping[tuple[int, int], Cause]) -> int:
     """Take back every row of a holder that is certainly dead; return how many it still holds.
 
-    `begun` names (pk, epoch) whose body began: those are recovered, or interrupted if that is
-    the cause. All others go back uncharged. A row that is still locked, by a statement the dead
-    holder left running on the server, is counted in the result; call again until it is 0.
+    `begun` names, by (pk, epoch), the rows whose body began and what is to be said of each: they
+    are recovered, or interrupted if that is the cause. All others go back uncharged. A row that is
+    still locked, by a statement the dead holder left running on the server, is counted in the
+    result; call again until it is 0.
     """
     alias = conf.database()
     held = Job.objects.using(alias).running().filter(leased_by=holder).order_by("id")
     rows = list(held.values_list("pk", "epoch"))
     for pk, epoch in rows:
         if (pk, epoch) in begun:
-            _recover(pk, cause, holder)
-    unbegun = [pk for pk, epoch in rows if (pk, epoch) not in begun]
-    for start in range(0, len(unbegun), BATCH):
-        batch = unbegun[start : start + BATCH]
+            _recover(pk, begun[pk, epoch], holder)
+    _release_all([pk for pk, epoch in rows if (pk, epoch) not in begun], holder)
+    return held.count() if rows else 0
+
+
+def _release_all(pks: Sequence[int], holder: str) -> None:
+    for start in range(0, len(pks), BATCH):
+        batch = list(pks[start : start + BATCH])
         try:
             _release(batch, holder)
         except DatabaseError as error:
@@ -86,7 +128,6 @@ def settle_dead(holder: str, begun: Collection[tuple[int, int]], cause: Cause) -
             for pk in batch:  # one bad row must not hold up its neighbours
                 with _reporting(pk):
                     _release([pk], holder)
-    return held.count() if rows else 0
 
 
 def _recover(pk: int, cause: Cause, holder: str | None = None) -> bool:
@@ -102,6 +143,8 @@ def _recover(pk: int, cause: Cause, holder: str | None = None) -> bool:
         draw = random.random()
         if cause is Cause.INTERRUPTED:
             move = policy.after_interrupt(row, conf.load().MAX_INTERRUPTIONS, draw)
+        elif cause is Cause.TIMED_OUT:
+            move = policy.after_crash(row, cause, draw, AttemptOutcome.TIMED_OUT)
         else:
             move = policy.after_crash(row, cause, draw)
         write_end(row, move)
@@ -137,6 +180,9 @@ def _release(pks: list[int], holder: str) -> None:
         held = Job.objects.using(alias).running().filter(pk__in=pks, leased_by=holder)
         free = held.deciding().select_for_update(no_key=True, skip_locked=True)
         rows = list(free.order_by("id"))
+        for row in [row for row in rows if row.cancel_requested_at is not None]:
+            write_end(row, policy.after(Released(), row, 0))
+            rows.remove(row)
         if not rows:
             return
         mine = (

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from django.utils.module_loading import import_string
+from django.utils.module_loading import autodiscover_modules, import_string
 
+from leasejobs import conf
 from leasejobs.compat import Task, is_task
 from leasejobs.exceptions import UnknownTask
 from leasejobs.redaction import describe
@@ -29,6 +30,16 @@ def find(name: str) -> Task:
             raise UnknownTask(f"{name!r} is a {type(found).__name__}, not a task")
         register(found)
     return _tasks[name]
+
+
+def autodiscover() -> None:
+    """Import each module named in `LEASEJOBS["TASK_MODULES"]` of every installed app."""
+    autodiscover_modules(*conf.load().TASK_MODULES)
+
+
+def known() -> list[str]:
+    """Return every name this process can run a task under."""
+    return list(_tasks)
 
 
 def tasks() -> tuple[Task, ...]:

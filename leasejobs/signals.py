@@ -14,6 +14,10 @@ attempts_ended = Signal()
 lease_lost = Signal()
 # pk, holder, cause, state: the row of a dead or silent holder was taken back
 jobs_recovered = Signal()
+# pks: rows that passed their deadline were cancelled
+jobs_expired = Signal()
+# holder: sent in each worker child once, before it claims anything
+worker_child_started = Signal()
 # event, fields, level: something happened to a worker process
 worker_changed = Signal()
 # pk, error: a row could not be taken back this time

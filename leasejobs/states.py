@@ -73,4 +73,5 @@ TRANSITIONS: Final[Mapping[str, tuple[frozenset[State], frozenset[State]]]] = {
         frozenset({State.PENDING}),
     ),
     "park": (UNSTARTED, frozenset({State.PARKED})),
+    "park running": (_RUNNING, frozenset({State.PARKED}) | _CANCELLED),
 }

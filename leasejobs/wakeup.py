@@ -9,6 +9,7 @@ may be swallowed: after a wake-up a worker claims once more an interval later.
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,10 +20,12 @@ from django.dispatch import receiver
 from leasejobs import conf, signals
 from leasejobs.models import Job
 from leasejobs.policy import Backoff
+from leasejobs.sessions import after_commit
 
 CHANNEL: Final = "leasejobs"
 THROTTLE_SECONDS: Final = 0.005
 _READ_SECONDS: Final = 1.0
+_LANE: Final = "lane"
 _RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
 
 _sent: dict[str, tuple[float, int]] = {}
@@ -49,14 +52,44 @@ def notify(alias: str, queues: Mapping[str, int], **_: Any) -> None:
             )
 
 
+def notify_lane(name: str, alias: str) -> None:
+    """Notify workers, once the current transaction has committed, that a lane has something due."""
+
+    def send() -> None:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, f"{_LANE}:{name}"])
+
+    after_commit(send, alias)
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """What a notification says: a queue and the priority of its most urgent row, or a lane."""
+
+    queue: str | None = None
+    priority: int = 0
+    lane: str | None = None
+
+    @classmethod
+    def parse(cls, payload: str) -> "Wake":
+        """Read a payload; one that somebody else sent on our channel says nothing in particular."""
+        head, _, name = payload.partition(":")
+        if head == _LANE:
+            return cls(lane=name)
+        try:
+            return cls(name, int(head))
+        except ValueError:
+            return cls()
+
+
 class Listener(threading.Thread):
-    """Calls `wake(queue)` for each notification, and `wake(None)` after each (re)connection.
+    """Calls `wake(Wake)` for each notification, and with an empty one after each (re)connection.
 
     LISTEN first, then one poll: a job committed in between is found by either. Losing the
     connection is survived with backoff; meanwhile workers poll.
     """
 
-    def __init__(self, wake: Callable[[str | None], None]) -> None:
+    def __init__(self, wake: Callable[[Wake], None]) -> None:
         super().__init__(name="leasejobs-listener", daemon=True)
         self._wake = wake
         self._stopping = threading.Event()
@@ -73,10 +106,10 @@ class Listener(threading.Thread):
                 connection.ensure_connection()
                 connection.connection.execute(f"LISTEN {CHANNEL}")
                 failures, self.is_connected = 0, True
-                self._wake(None)
+                self._wake(Wake())
                 while not self._stopping.is_set():
                     for notification in connection.connection.notifies(timeout=_READ_SECONDS):
-                        self._wake(notification.payload.partition(":")[2])
+                        self._wake(Wake.parse(notification.payload))
             except (Error, psycopg.Error):
                 failures += 1
             finally:

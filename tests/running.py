@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leasejobs import claiming, executor, leases
+from leasejobs.claiming import Stream
 from leasejobs.fencing import Lease
 from leasejobs.heartbeat import Held
 from leasejobs.models import Job
@@ -31,10 +32,10 @@ class Run:
         return found
 
 
-def run_next(*, stopping: bool = False, suspects: bool = False) -> Run:
+def run_next(*, stopping: bool = False, stream: Stream = Stream.PLAIN) -> Run:
     """Claim the next job of the default queue, run it and write its outcome."""
     [(job, lease)] = claiming.claim_jobs(
-        "default", holder=HOLDER, duration=LEASE, limit=1, suspects=suspects
+        "default", holder=HOLDER, duration=LEASE, limit=1, stream=stream
     )
     outcome = executor.run(job, Held(lease), lambda: stopping)
     if outcome is not None:

@@ -1163,7 +1163,7 @@ def test_sql_of_every_verb_uses_the_statements_clock_only():
         expired = JobFactory(running=True)
         expire_lease(expired)
         recovery.recover_expired()
-        recovery.settle_dead(HOLDER, set(), recovery.Cause.CRASHED)
+        recovery.settle_dead(HOLDER, {})
         claim_accounts()
         Job.objects.due().exists()
     statements = [query["sql"] for query in queries]

@@ -13,7 +13,7 @@ from leasejobs import claiming, leases, recovery
 from leasejobs.fencing import Lease, local_clock
 from leasejobs.models import Job
 from leasejobs.renewal import renew
-from leasejobs.worker import claimer
+from leasejobs.worker import chores, claimer
 from tests.factories import HOLDER, LEASE
 
 TOKEN = uuid.UUID(int=7)
@@ -66,13 +66,13 @@ def renew_one() -> None:
     ("act", "index"),
     [
         (claim, "job_claim"),
-        (lambda: claim(suspects=True), "job_suspect"),
-        (lambda: claimer._queues("crashes = 0"), "job_claim"),
-        (lambda: claimer._queues("crashes > 0"), "job_suspect"),
-        (claimer._seconds_to_next_due, "job_due"),
+        (lambda: claim(stream=claiming.Stream.SUSPECT), "job_suspect"),
+        (lambda: claimer._queues(claimer.PLAIN), "job_claim"),
+        (lambda: claimer._queues(claimer.SUSPECT), "job_suspect"),
+        (chores._seconds_to_next_due, "job_due"),
         (lambda: recovery.promote(100), "job_due"),
         (lambda: recovery.recover_expired(5), "job_leased"),
-        (lambda: recovery.settle_dead("nobody", set(), recovery.Cause.CRASHED), "job_leased"),
+        (lambda: recovery.settle_dead("nobody", {}), "job_leased"),
     ],
     ids=[
         "claim",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasejobs import policy, recovery, signals
-from leasejobs.claiming import claim_jobs
+from leasejobs.claiming import Stream, claim_jobs
 from leasejobs.exceptions import LeaseLost
 from leasejobs.fencing import fenced
 from leasejobs.leases import Written, complete_many, end
@@ -329,7 +329,7 @@ def test_dead_holders_begun_job_is_charged_and_its_prefetched_neighbours_are_not
     begun = JobFactory(running=True)
     prefetched = JobFactory.create_batch(3, running=True)
 
-    assert settle_dead(HOLDER, {(begun.pk, 1)}, Cause.CRASHED) == 0
+    assert settle_dead(HOLDER, dict.fromkeys({(begun.pk, 1)}, Cause.CRASHED)) == 0
 
     row = whole(begun)
     assert (row["state"], row["crashes"], row["attempts"]) == (State.PENDING, 1, 1)
@@ -349,7 +349,7 @@ def test_settling_leaves_other_holders_alone_even_when_expired():
     job = expired(leased_by=NEIGHBOUR)
     before = whole(job)
 
-    assert settle_dead(HOLDER, {(job.pk, 1)}, Cause.CRASHED) == 0
+    assert settle_dead(HOLDER, dict.fromkeys({(job.pk, 1)}, Cause.CRASHED)) == 0
     assert whole(job) == before
 
 
@@ -357,7 +357,7 @@ def test_settling_leaves_other_holders_alone_even_when_expired():
 def test_settling_does_not_wait_for_the_lease_to_expire():
     job = JobFactory(running=True)
 
-    settle_dead(HOLDER, {(job.pk, 1)}, Cause.CRASHED)
+    settle_dead(HOLDER, dict.fromkeys({(job.pk, 1)}, Cause.CRASHED))
 
     assert whole(job)["state"] == State.PENDING
 
@@ -366,7 +366,7 @@ def test_settling_does_not_wait_for_the_lease_to_expire():
 def test_begun_run_of_an_earlier_epoch_does_not_charge_the_current_one():
     job = JobFactory(running=True, epoch=3)
 
-    settle_dead(HOLDER, {(job.pk, 2)}, Cause.CRASHED)
+    settle_dead(HOLDER, dict.fromkeys({(job.pk, 2)}, Cause.CRASHED))
 
     assert whole(job)["crashes"] == 0
     assert [record["outcome"] for record in attempts_of(job)] == ["released"]
@@ -375,10 +375,10 @@ def test_begun_run_of_an_earlier_epoch_does_not_charge_the_current_one():
 @pytest.mark.django_db
 def test_settling_a_holder_twice_changes_nothing():
     job = JobFactory(running=True)
-    settle_dead(HOLDER, set(), Cause.CRASHED)
+    settle_dead(HOLDER, {})
     before = whole(job)
 
-    assert settle_dead(HOLDER, set(), Cause.CRASHED) == 0
+    assert settle_dead(HOLDER, {}) == 0
     assert whole(job) == before
 
 
@@ -390,11 +390,11 @@ def test_locked_row_is_counted_and_settled_by_the_next_call(begun):
 
     with second_session() as other:
         other.execute("SELECT 1 FROM leasejobs_job WHERE id = %s FOR NO KEY UPDATE", [locked.pk])
-        assert settle_dead(HOLDER, pairs, Cause.CRASHED) == 1
+        assert settle_dead(HOLDER, dict.fromkeys(pairs, Cause.CRASHED)) == 1
         assert whole(locked)["state"] == State.RUNNING
         assert whole(free)["state"] == State.PENDING
 
-    assert settle_dead(HOLDER, pairs, Cause.CRASHED) == 0
+    assert settle_dead(HOLDER, dict.fromkeys(pairs, Cause.CRASHED)) == 0
     assert whole(locked)["state"] == State.PENDING
 
 
@@ -403,7 +403,7 @@ def test_one_bad_row_does_not_keep_a_dead_holders_other_rows():
     bad, *good = JobFactory.create_batch(3, running=True)
     break_row(bad)
 
-    assert settle_dead(HOLDER, set(), Cause.CRASHED) == 1
+    assert settle_dead(HOLDER, {}) == 1
 
     assert [whole(job)["state"] for job in good] == [State.PENDING, State.PENDING]
 
@@ -413,8 +413,8 @@ def test_supervisor_and_sweeper_at_once_end_each_attempt_once():
     jobs = [expired() for _ in range(10)]
     begun = {(job.pk, 1) for job in jobs[:5]}
 
-    together(lambda: settle_dead(HOLDER, begun, Cause.CRASHED), recover_expired)
-    settle_dead(HOLDER, begun, Cause.CRASHED)
+    together(lambda: settle_dead(HOLDER, dict.fromkeys(begun, Cause.CRASHED)), recover_expired)
+    settle_dead(HOLDER, dict.fromkeys(begun, Cause.CRASHED))
 
     assert Attempt.objects.count() == 10
     assert {whole(job)["state"] for job in jobs} == {State.PENDING}
@@ -424,7 +424,7 @@ def test_supervisor_and_sweeper_at_once_end_each_attempt_once():
 def test_interrupted_body_is_refunded_and_counted():
     job = JobFactory(running=True, attempts=3, interruptions=4)
 
-    settle_dead(HOLDER, {(job.pk, 1)}, Cause.INTERRUPTED)
+    settle_dead(HOLDER, dict.fromkeys({(job.pk, 1)}, Cause.INTERRUPTED))
 
     row = whole(job)
     assert (row["state"], row["attempts"], row["crashes"], row["interruptions"]) == (
@@ -439,7 +439,7 @@ def test_interruptions_past_the_bound_count_as_crashes(settings, interruptions, 
     settings.LEASEJOBS = {"MAX_INTERRUPTIONS": 2}
     job = JobFactory(running=True, interruptions=interruptions)
 
-    settle_dead(HOLDER, {(job.pk, 1)}, Cause.INTERRUPTED)
+    settle_dead(HOLDER, dict.fromkeys({(job.pk, 1)}, Cause.INTERRUPTED))
 
     assert whole(job)["crashes"] == crashes
 
@@ -448,7 +448,7 @@ def test_interruptions_past_the_bound_count_as_crashes(settings, interruptions, 
 def test_interrupted_job_that_asks_for_it_parks():
     job = JobFactory(running=True, on_crash="park")
 
-    settle_dead(HOLDER, {(job.pk, 1)}, Cause.INTERRUPTED)
+    settle_dead(HOLDER, dict.fromkeys({(job.pk, 1)}, Cause.INTERRUPTED))
 
     row = whole(job)
     assert (row["state"], row["failure_code"], row["crashes"]) == (State.PARKED, "interrupted", 0)
@@ -458,7 +458,7 @@ def test_interrupted_job_that_asks_for_it_parks():
 def test_unbegun_job_is_released_whatever_its_crash_policy():
     job = JobFactory(running=True, on_crash="park")
 
-    settle_dead(HOLDER, set(), Cause.INTERRUPTED)
+    settle_dead(HOLDER, {})
 
     assert (whole(job)["state"], whole(job)["attempts"]) == (State.PENDING, 0)
 
@@ -490,7 +490,9 @@ def test_recovered_row_is_never_renewed():
     job = expired()
     lease = lease_of(job)
     recover_expired()
-    [(again, _)] = claim_jobs("default", holder=NEIGHBOUR, duration=LEASE, limit=1, suspects=True)
+    [(again, _)] = claim_jobs(
+        "default", holder=NEIGHBOUR, duration=LEASE, limit=1, stream=Stream.SUSPECT
+    )
     before = whole(again)
 
     assert renew([lease]) == ([], [], [lease])
@@ -503,7 +505,7 @@ def test_recovered_row_is_never_renewed():
 def row(**fields) -> SimpleNamespace:
     defaults = {
         "attempts": 1, "max_attempts": 8, "crashes": 0, "max_crashes": 3, "interruptions": 0,
-        "on_crash": "retry", "checkpoint": None,
+        "on_crash": "retry", "checkpoint": None, "cancel_requested_at": None,
         "backoff": Backoff(timedelta(seconds=1), timedelta(hours=1), 0).to_json(),
     }  # fmt: skip
     return SimpleNamespace(**(defaults | fields))

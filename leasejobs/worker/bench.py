@@ -5,16 +5,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from leasejobs.heartbeat import Held
-from leasejobs.models import Job
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One claimed job in this process."""
+    """One claimed row in this process: a job, or what a lane has claimed."""
 
-    job: Job
+    job: Any
     held: Held
     slot: int
     laid_at: float = field(default_factory=time.monotonic)

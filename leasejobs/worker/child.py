@@ -2,23 +2,24 @@
 
 import logging
 import os
+import secrets
+import select
 import signal
+import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-from leasejobs.worker.loop import Loop, stop_at_end_of
+from leasejobs import registry, signals
+from leasejobs.worker.loop import Loop
 from leasejobs.worker.options import Options
+from leasejobs.worker.reloading import watch_code
 from leasejobs.worker.sessions import watch_connections
 from leasejobs.worker.slots import Slots
-from leasejobs.worker.supervisor import (
-    DESCRIPTORS_VARIABLE,
-    DRAINED,
-    HOLDER_VARIABLE,
-    SLOTS,
-)
+from leasejobs.worker.supervisor import DESCRIPTORS_VARIABLE, HOLDER_VARIABLE, SLOTS
 
 # For crash tests: leasejobs.testing.points says what it holds.
 POINTS_VARIABLE: Final = "LEASEJOBS_POINTS"
@@ -28,25 +29,44 @@ _SOFTWARE: Final = 70  # EX_SOFTWARE of sysexits.h
 
 def run_child(options: Options) -> None:
     """Run one child's loop under its supervisor, and exit the process."""
-    holder = os.environ[HOLDER_VARIABLE]
     slots_fd, lifeline, turn = map(int, os.environ[DESCRIPTORS_VARIABLE].split(","))
+    # A terminal's Ctrl-C reaches the whole group; the supervisor decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop = _prepared(options, os.environ[HOLDER_VARIABLE], Slots(SLOTS, slots_fd), turn)
+    _stop_by_signal(loop, (signal.SIGTERM,), (lifeline,))
+    _run_and_exit(loop)
+
+
+def run_alone(options: Options) -> None:
+    """Run one loop in this process, without a supervisor, and exit it.
+
+    A job that runs over its time, or over the grace period of a shutdown, cannot be killed without
+    the process: its row is recovered by its lease.
+    """
+    prefix = f"{options.holder}@" if options.holder else ""
+    holder = f"{prefix}{socket.gethostname()}:{os.getpid()}.0:{secrets.token_hex(6)}"
+    loop = _prepared(options, holder, Slots.create(SLOTS), None)
+    _stop_by_signal(loop, (signal.SIGTERM, signal.SIGINT), ())
+    _run_and_exit(loop)
+
+
+def _prepared(options: Options, holder: str, slots: Slots, turn: int | None) -> Loop:
     if os.environ.get(POINTS_VARIABLE):
         import_module("leasejobs.testing.points").install_from_environment()
     watch_connections()
-    loop = Loop(options, holder, Slots(SLOTS, slots_fd), turn)
-    # A terminal's Ctrl-C reaches the whole group; the supervisor decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    reader, writer = os.pipe()
-
-    def ask(number: int, frame: object) -> None:
-        os.write(writer, b"!")
-
-    signal.signal(signal.SIGTERM, ask)
-    stop_at_end_of((lifeline, reader), loop)
+    registry.autodiscover()
     threading.excepthook = _die_with_our_threads
+    loop = Loop(options, holder, slots, turn, is_alone=turn is None)
+    signals.worker_child_started.send(sender=Loop, holder=holder)
+    if options.reload:
+        watch_code(loop)
+    return loop
+
+
+def _run_and_exit(loop: Loop) -> None:
     status = _SOFTWARE
     try:
-        status = DRAINED if loop.run() else 0
+        status = loop.run()
     finally:
         # Not sys.exit: a task that is still running must not hold up the process, and whatever it
         # does after this line would be done without a lease. Nor may an exception of the loop
@@ -57,6 +77,38 @@ def run_child(options: Options) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _stop_by_signal(loop: Loop, numbers: Sequence[int], lifelines: Sequence[int]) -> None:
+    """Stop `loop` on a signal, at once on the second, or when a lifeline can be read.
+
+    From a thread, never from a signal handler: one may interrupt the main thread inside the very
+    locks that `stop` takes.
+    """
+    reader, writer = os.pipe()
+
+    def ask(number: int, frame: object) -> None:
+        os.write(writer, b"!")
+
+    for number in numbers:
+        signal.signal(number, ask)
+
+    def read() -> None:
+        asked = 0
+        waited = [reader, *lifelines]
+        while True:
+            if len(waited) == 1:  # where there is no select for pipes
+                os.read(reader, 1)
+                asked += 1
+            else:
+                ready, _, _ = select.select(waited, (), ())
+                if reader in ready:
+                    os.read(reader, 1)
+                    asked += 1
+                waited = [fd for fd in waited if fd == reader or fd not in ready]
+            loop.stop(at_once=asked > 1)
+
+    threading.Thread(target=read, name="leasejobs-lifeline", daemon=True).start()
 
 
 def _die_with_our_threads(hook: threading.ExceptHookArgs) -> None:

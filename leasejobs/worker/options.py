@@ -16,6 +16,9 @@ class Options:
     shutdown: float
     drain: bool
     holder: str = ""
+    max_jobs: int = 0  # of a child, 0: no limit
+    max_rss_mb: int = 0
+    reload: bool = False
 
     @property
     def duration(self) -> timedelta:

@@ -4,10 +4,13 @@ A task may leave anything behind on its thread's connection; the next task must 
 """
 
 import contextlib
+import os
+import re
 import select
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -41,10 +44,17 @@ _mine = threading.local()
 def watch_connections() -> None:
     """Prepare every session this process opens from now on."""
     connection_created.connect(_opened, dispatch_uid="leasejobs.sessions")
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def discard_dirty() -> None:
-    """Drop every connection of this thread that was left inside a transaction."""
+    """Drop every connection of this thread that the task left otherwise than it found it.
+
+    Inside a transaction, in another autocommit mode, or after a statement that changes its session
+    (`SET`, an advisory lock, a cursor WITH HOLD, a temporary table, …). Such statements are
+    recognised by their text: those that a function of the database runs are not.
+    """
     for connection in list(getattr(_mine, "wrappers", ())):
         raw = connection.connection
         if raw is None:
@@ -52,12 +62,55 @@ def discard_dirty() -> None:
         is_idle = connection.vendor != "postgresql" or (
             not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE
         )
-        if connection.in_atomic_block or not connection.get_autocommit() or not is_idle:
+        is_clean = is_idle and connection.get_autocommit() and not connection.in_atomic_block
+        if not is_clean or raw in _changed:
             raw.close()
             # The wrapper too: inside a broken block it would stay unusable for ever. Unless it is
             # a second one that the task made for itself.
             if any(known is connection for known in connections.all(initialized_only=True)):
                 del connections[connection.alias]
+
+
+# What lasts beyond a transaction. Django's own savepoints, SET CONSTRAINTS and local set_config
+# do not; a function that sets a parameter for good is not seen.
+_CHANGES_SESSION: Final = re.compile(
+    r"""(?ix)
+    (?: ^ | ; ) \s* (?:
+        (?: SET | RESET ) \s+ (?! LOCAL \b | CONSTRAINTS \b | TRANSACTION \b )
+        | LISTEN \b | PREPARE \s+ (?! TRANSACTION \b ) | LOAD \b | DO \b | DISCARD \b
+        | DECLARE \b .* \b WITH \s+ HOLD \b
+        | CREATE \s+ (?: (?: LOCAL | GLOBAL ) \s+ )? TEMP (?: ORARY )? \b
+    )
+    | \b pg_ (?: try_ )? advisory_lock (?: _shared )? \s* \(
+    | \b set_config \s* \( (?! [^()]* , \s* true \s* \) )
+    """,
+    re.DOTALL,
+)
+_LONGEST_LOOK: Final = 10_000  # characters of a statement
+
+_changed: "WeakSet[Any]" = WeakSet()
+
+
+@lru_cache(maxsize=16)
+def _watching(base: type) -> type:
+    """Return the cursor class `base` with an eye on what changes the session."""
+
+    class Watching(base):  # type: ignore[misc]
+        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+            text = query if isinstance(query, str | bytes) else query.as_string(self)
+            if isinstance(text, bytes):
+                text = text.decode(errors="replace")
+            if _CHANGES_SESSION.search(text[:_LONGEST_LOOK]):
+                _changed.add(self.connection)
+            return super().execute(query, *args, **kwargs)
+
+    return Watching
+
+
+def _forget_after_fork() -> None:
+    """Let a process that a task forked open connections of its own; ours stay the parent's."""
+    for connection in connections.all(initialized_only=True):
+        connection.connection = None
 
 
 def close_cut(idle_seconds: float) -> None:
@@ -99,6 +152,12 @@ def _opened(connection: Any, **_: Any) -> None:
         for setting in _SETTINGS:
             with contextlib.suppress(DataError, ProgrammingError, NotSupportedError):
                 _configure(connection, (setting,))
+    _watch(connection)
+
+
+def _watch(connection: Any) -> None:
+    raw = connection.connection
+    raw.cursor_factory = _watching(raw.cursor_factory)
 
 
 def _configure(connection: Any, settings: Sequence[tuple[str, str]]) -> None:

@@ -8,13 +8,35 @@ row that no slot calls begun has certainly not begun.
 import mmap
 import struct
 import tempfile
+import time
 from collections import deque
-from typing import BinaryIO, Final
+from collections.abc import Iterator
+from typing import BinaryIO, Final, NamedTuple
 
 FREE, CLAIMED, BEGUN, RETURNED = range(4)
 
-_RECORD: Final = struct.Struct("<qqB7x")  # pk, epoch, state
-_STATE_AT: Final = 16
+_HEADER: Final = struct.Struct("<dd")  # ready_at, spare
+_RECORD: Final = struct.Struct("<qqddHB5x")  # pk, epoch, begun_at, timeout (0: none), lane, state
+_BEGUN_AT: Final = struct.Struct("<d")
+_BEGUN_AT_AT: Final = 16
+_STATE_AT: Final = 34
+
+
+class Record(NamedTuple):
+    """One slot. Instants are seconds of CLOCK_MONOTONIC, which all processes share."""
+
+    pk: int
+    epoch: int
+    begun_at: float
+    timeout: float
+    lane: int
+    state: int
+
+    def is_overdue(self, grace: float) -> bool:
+        """Whether its body has run for longer than its timeout and `grace` seconds."""
+        if self.state != BEGUN or not self.timeout:
+            return False
+        return time.monotonic() > self.begun_at + self.timeout + grace
 
 
 class Slots:
@@ -24,14 +46,14 @@ class Slots:
         self.count = count
         self.fd = fd
         self._file = file
-        self._map = mmap.mmap(fd, count * _RECORD.size)
+        self._map = mmap.mmap(fd, _HEADER.size + count * _RECORD.size)
         self._free = deque(range(count))
 
     @classmethod
     def create(cls, count: int) -> "Slots":
         """Make an empty table in an unlinked file, to be passed to a child by descriptor."""
         file = tempfile.TemporaryFile(prefix="leasejobs-slots-")  # noqa: SIM115 - kept open
-        file.truncate(count * _RECORD.size)
+        file.truncate(_HEADER.size + count * _RECORD.size)
         return cls(count, file.fileno(), file)
 
     @property
@@ -39,35 +61,60 @@ class Slots:
         """How many rows this child holds, whatever became of their leases."""
         return self.count - len(self._free)
 
-    def take(self, pk: int, epoch: int) -> int:
+    @property
+    def ready_at(self) -> float:
+        """When the child last finished a round with the database, by CLOCK_MONOTONIC; 0: never."""
+        (ready_at, _) = _HEADER.unpack_from(self._map, 0)
+        return float(ready_at)
+
+    def tell_ready(self) -> None:
+        """Note that a round with the database has just succeeded."""
+        _HEADER.pack_into(self._map, 0, time.monotonic(), 0.0)
+
+    def take(self, pk: int, epoch: int, timeout: float | None = None, lane: int = 0) -> int:
         """Record a claimed row and return its slot."""
         slot = self._free.popleft()
-        at = slot * _RECORD.size
-        _RECORD.pack_into(self._map, at, pk, epoch, FREE)
+        at = _place(slot)
+        _RECORD.pack_into(self._map, at, pk, epoch, 0.0, timeout or 0.0, lane, FREE)
         self._map[at + _STATE_AT] = CLAIMED
         return slot
 
+    def begin(self, slot: int) -> None:
+        """Note that the body is about to be called."""
+        at = _place(slot)
+        _BEGUN_AT.pack_into(self._map, at + _BEGUN_AT_AT, time.monotonic())
+        self._map[at + _STATE_AT] = BEGUN
+
     def mark(self, slot: int, state: int) -> None:
         """Write a slot's state byte."""
-        self._map[slot * _RECORD.size + _STATE_AT] = state
+        self._map[_place(slot) + _STATE_AT] = state
 
     def give_back(self, slot: int) -> None:
         """Free a slot: its row is written, or lost."""
         self.mark(slot, FREE)
         self._free.append(slot)
 
-    def begun(self) -> set[tuple[int, int]]:
-        """Return (pk, epoch) of every row whose body was called and whose outcome is not known
-        to be written."""
-        records = _RECORD.iter_unpack(self._map[:])
-        return {(pk, epoch) for pk, epoch, state in records if state in (BEGUN, RETURNED)}
+    def begun(self) -> list[Record]:
+        """Return the rows whose body was called and whose outcome is not known to be written."""
+        return [record for record in self._records() if record.state in (BEGUN, RETURNED)]
+
+    def overdue(self, grace: float) -> list[Record]:
+        """Return the rows that have run over their timeout by more than `grace` seconds."""
+        return [record for record in self._records() if record.is_overdue(grace)]
 
     def is_empty(self) -> bool:
         """Whether no slot is in use, as a supervisor reads it."""
-        return all(state == FREE for _, _, state in _RECORD.iter_unpack(self._map[:]))
+        return all(record.state == FREE for record in self._records())
 
     def close(self) -> None:
         """Unmap and close."""
         self._map.close()
         if self._file is not None:
             self._file.close()
+
+    def _records(self) -> Iterator[Record]:
+        return map(Record._make, _RECORD.iter_unpack(self._map[_HEADER.size :]))
+
+
+def _place(slot: int) -> int:
+    return _HEADER.size + slot * _RECORD.size

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,17 +25,16 @@ from django.conf import settings
 from django.db import Error, connections
 
 from leasejobs import signals
+from leasejobs.lanes import lane_number, lanes
 from leasejobs.policy import Backoff
 from leasejobs.recovery import Cause, settle_dead
+from leasejobs.worker.loop import DRAINED, RECYCLED
 from leasejobs.worker.options import Options
+from leasejobs.worker.registration import Registration
 from leasejobs.worker.slots import Slots
 
 HOLDER_VARIABLE: Final = "LEASEJOBS_HOLDER"
 DESCRIPTORS_VARIABLE: Final = "LEASEJOBS_DESCRIPTORS"  # slots, lifeline, turn
-
-# How a child says that it found nothing due. Not 0: a task, or a SIGTERM to the child alone, can
-# make it exit with that while there is work.
-DRAINED: Final = 64
 
 SLOTS: Final = 1024
 _TICK_SECONDS: Final = 0.2
@@ -43,6 +43,8 @@ _TICK_SECONDS: Final = 0.2
 _LINGER_SECONDS: Final = 2.0
 _KILL_SECONDS: Final = 5.0
 _HEALTHY_SECONDS: Final = 5.0
+# How long a job may go on after its timeout, when it is told to stop, before its child is killed.
+_TIMEOUT_GRACE_SECONDS: Final = 2.0
 _RESTART: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=30), jitter=0)
 
 
@@ -53,7 +55,21 @@ class _Child:
     process: subprocess.Popen[bytes]
     slots: Slots
     lifeline: int
+    overdue: frozenset[tuple[int, int, int]] = frozenset()  # (lane, pk, epoch) it is killed for
     started_at: float = field(default_factory=time.monotonic)
+
+    def begun(self, is_shutdown: bool) -> dict[int, dict[tuple[int, int], Cause]]:
+        """Return, by lane, what is to be said of each row whose body began."""
+        found: dict[int, dict[tuple[int, int], Cause]] = defaultdict(dict)
+        for record in self.slots.begun():
+            if (record.lane, record.pk, record.epoch) in self.overdue:
+                cause = Cause.TIMED_OUT
+            elif self.overdue or is_shutdown:
+                cause = Cause.INTERRUPTED
+            else:
+                cause = Cause.CRASHED
+            found[record.lane][record.pk, record.epoch] = cause
+        return found
 
     def let_go(self) -> None:
         """Close the lifeline: the child stops gracefully."""
@@ -67,8 +83,7 @@ class _Dead:
     """A holder whose process is reaped and whose rows may not all be settled yet."""
 
     holder: str
-    begun: set[tuple[int, int]]
-    cause: Cause
+    begun: dict[int, dict[tuple[int, int], Cause]]
     held_nothing: bool
     died_at: float = field(default_factory=time.monotonic)
     forget_at: float | None = None
@@ -88,6 +103,9 @@ class Supervisor:
         self._kill_at: float | None = None
         self._turn = tempfile.TemporaryFile(prefix="leasejobs-turn-")  # noqa: SIM115 - kept open
         self._selector = selectors.DefaultSelector()
+        prefix = f"{options.holder}@" if options.holder else ""
+        self._name = f"{prefix}{socket.gethostname()}:{os.getpid()}"
+        self._registration = Registration(f"{self._name}:{secrets.token_hex(6)}", options)
 
     def run(self) -> int:
         """Supervise; return the exit status, 0 after a shutdown or a drain."""
@@ -99,10 +117,13 @@ class Supervisor:
                 if self._is_over():
                     break
                 self._start_missing()
+                self._enforce_timeouts()
                 self._enforce_shutdown()
+                self._registration.report()
                 self._selector.select(self._pause())
                 self._drain_wakeups()
             emit("worker_stopped", pid=os.getpid())
+        self._registration.withdraw()
         self._turn.close()
         connections.close_all()
         return 0
@@ -138,8 +159,7 @@ class Supervisor:
                 self._children[child.process.pid] = child
 
     def _start(self, number: int) -> _Child:
-        prefix = f"{self._options.holder}@" if self._options.holder else ""
-        holder = f"{prefix}{socket.gethostname()}:{os.getpid()}.{number}:{secrets.token_hex(6)}"
+        holder = f"{self._name}.{number}:{secrets.token_hex(6)}"
         slots = Slots.create(SLOTS)
         lifeline_end, lifeline = os.pipe()
         passed = (slots.fd, lifeline_end, self._turn.fileno())
@@ -165,14 +185,17 @@ class Supervisor:
                 continue
             del self._children[pid]
             child.let_go()
-            cause = Cause.INTERRUPTED if self._signals else Cause.CRASHED
-            self._dead.append(
-                _Dead(child.holder, child.slots.begun(), cause, child.slots.is_empty())
-            )
+            is_shutdown = self._signals > 0 or status == RECYCLED
+            begun = child.begun(is_shutdown)
+            self._dead.append(_Dead(child.holder, begun, child.slots.is_empty()))
             child.slots.close()
-            if status == DRAINED and not self._signals:
+            if self._signals:
+                continue
+            if status == DRAINED:
                 self._start_at.pop(child.number, None)
-            elif not self._signals:
+            elif status == RECYCLED or child.overdue:
+                self._start_at[child.number] = 0.0
+            else:
                 self._schedule_restart(child)
                 emit("child_died", logging.ERROR, holder=child.holder, pid=pid, status=status)
         if os.getpid() == 1:
@@ -187,6 +210,8 @@ class Supervisor:
             if self._failures[child.number]
             else timedelta(0)
         )
+        if self._options.reload:  # the next save may have mended it
+            delay = min(delay, timedelta(seconds=1))
         self._failures[child.number] += 1
         self._start_at[child.number] = now + delay.total_seconds()
 
@@ -195,7 +220,9 @@ class Supervisor:
         now = time.monotonic()
         for dead in list(self._dead):
             try:
-                left = settle_dead(dead.holder, dead.begun, dead.cause)
+                left = settle_dead(dead.holder, dead.begun.get(0, {}))
+                for lane in lanes():
+                    left += lane.settle(dead.holder, dead.begun.get(lane_number(lane.name), {}))
             except Error:
                 connections.close_all()
                 continue
@@ -207,6 +234,23 @@ class Supervisor:
                 dead.forget_at = now + _LINGER_SECONDS
             elif now >= dead.forget_at:
                 self._dead.remove(dead)
+
+    def _enforce_timeouts(self) -> None:
+        """Kill a child one of whose jobs runs over its time and did not stop when told.
+
+        What else it had begun was stopped on purpose: interrupted, and charged nothing.
+        """
+        for child in self._children.values():
+            if child.overdue:
+                continue
+            overdue = child.slots.overdue(_TIMEOUT_GRACE_SECONDS)
+            if overdue:
+                child.overdue = frozenset((row.lane, row.pk, row.epoch) for row in overdue)
+                emit(
+                    "child_killed", logging.ERROR, holder=child.holder, reason="timeout",
+                    job_ids=[row.pk for row in overdue],
+                )  # fmt: skip
+                child.process.kill()
 
     def _enforce_shutdown(self) -> None:
         if not self._signals:

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from leasejobs.states import State
-from leasejobs.worker.claimer import Claimer
+from leasejobs.worker.chores import Chores
 from leasejobs.worker.options import Options
-from tests.factories import HOLDER, JobFactory
+from tests.factories import JobFactory
 from tests.two_connections import second_session
 
 OPTIONS = Options(
@@ -18,11 +18,11 @@ OPTIONS = Options(
 @pytest.mark.django_db(transaction=True)
 def test_due_row_that_somebody_has_locked_is_not_asked_for_without_pause() -> None:
     job = JobFactory(state=State.SCHEDULED)
-    claimer = Claimer(OPTIONS, HOLDER, 10, None)
+    chores = Chores(OPTIONS)
 
     with second_session() as other:
         other.execute("SELECT FROM leasejobs_job WHERE id = %s FOR UPDATE", [job.pk])
         now = time.monotonic()
-        claimer._promote(now)
+        chores._promote(now)
 
-    assert claimer._promote_at >= now + 0.1
+    assert chores._promote_at >= now + 0.1

@@ -65,7 +65,7 @@ def test_unreadable_row_of_a_dead_holder_is_taken_back(column: str, text: str) -
     for job in (begun, expired):
         damage(job, column, text)
 
-    left = settle_dead(HOLDER, {(begun.pk, begun.epoch)}, Cause.CRASHED)
+    left = settle_dead(HOLDER, dict.fromkeys({(begun.pk, begun.epoch)}, Cause.CRASHED))
 
     assert left == 0
     states = Job.objects.filter(pk__in=[begun.pk, expired.pk]).values_list("state", "crashes")

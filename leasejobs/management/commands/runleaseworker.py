@@ -1,15 +1,16 @@
 """`manage.py runleaseworker`: parse the options and hand over to `leasejobs.worker`."""
 
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, ProgrammingError, connections
 
 from leasejobs import conf
 from leasejobs.models import Job
-from leasejobs.worker.child import run_child
+from leasejobs.worker.child import run_alone, run_child
 from leasejobs.worker.options import Options
 from leasejobs.worker.supervisor import Supervisor
 
@@ -33,8 +34,9 @@ class Command(BaseCommand):
             help="only these queues (default: all)",
         )
         parser.add_argument(
-            "--processes", type=_count(1, 64), default=1, metavar="N",
-            help="child processes (default: %(default)s)",
+            "--processes", type=_count(0, 64), default=1, metavar="N",
+            help="child processes; 0: run in this process, for development, where a job that runs"
+            " over its timeout cannot be killed (default: %(default)s)",
         )  # fmt: skip
         parser.add_argument(
             "--threads", type=_count(1, 64), default=4, metavar="N",
@@ -52,6 +54,18 @@ class Command(BaseCommand):
         parser.add_argument(
             "--holder", default="", metavar="PREFIX", help="begin the worker's name with this"
         )
+        parser.add_argument(
+            "--max-jobs", type=_count(1, 1_000_000_000), default=0, metavar="N",
+            help="replace a child once it has run so many jobs",
+        )  # fmt: skip
+        parser.add_argument(
+            "--max-rss-mb", type=_count(1, 1_000_000), default=0, metavar="N",
+            help="replace a child whose resident memory has grown beyond so many MB",
+        )  # fmt: skip
+        parser.add_argument(
+            "--reload", action=BooleanOptionalAction, default=settings.DEBUG,
+            help="replace children when code changes (default: DEBUG)",
+        )  # fmt: skip
         parser.add_argument("--child", action="store_true", help=SUPPRESS)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -68,6 +82,10 @@ class Command(BaseCommand):
             shutdown=float(conf.load().SHUTDOWN_SECONDS),
             drain=options["drain"],
             holder=holder,
+            max_jobs=options["max_jobs"],
+            max_rss_mb=options["max_rss_mb"],
+            # Draining ends by itself; without a supervisor nobody would start it again.
+            reload=options["reload"] and not options["drain"] and options["processes"] > 0,
         )
         if options["child"]:
             run_child(parsed)
@@ -75,8 +93,11 @@ class Command(BaseCommand):
         if options["verbosity"]:
             self.stdout.write(
                 f"Working on {', '.join(parsed.queues) or 'all queues'} with"
-                f" {parsed.processes} x {parsed.threads} threads; Ctrl-C or SIGTERM to stop."
+                f" {parsed.processes or 'no child'} x {parsed.threads} threads;"
+                " Ctrl-C or SIGTERM to stop."
             )
+        if not parsed.processes:
+            run_alone(parsed)
         arguments = _arguments(parsed)
         if options["pythonpath"]:
             arguments.append(f"--pythonpath={options['pythonpath']}")
@@ -102,6 +123,11 @@ def _arguments(options: Options) -> list[str]:
     ]  # fmt: skip
     if options.queues:
         arguments.append(f"--queues={','.join(options.queues)}")
+    if options.max_jobs:
+        arguments.append(f"--max-jobs={options.max_jobs}")
+    if options.max_rss_mb:
+        arguments.append(f"--max-rss-mb={options.max_rss_mb}")
+    arguments.append("--reload" if options.reload else "--no-reload")
     return [*arguments, "--drain"] if options.drain else arguments
 
 
