@@ -15,7 +15,7 @@ from django.db.models import Q
 from leasejobs import conf, signals
 from leasejobs.exceptions import DuplicateKeyRace, InvalidArguments
 from leasejobs.models import Job, KeyScope
-from leasejobs.models.job import MOST
+from leasejobs.models.job import LONGEST_TIMEOUT, MOST
 from leasejobs.sessions import after_commit
 from leasejobs.states import TERMINAL, State
 
@@ -113,7 +113,7 @@ def insert_on_dead(row: Job, reason: str) -> None:
     alias = conf.database()
     try:
         handler = _handler_of(row, reason)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         signals.worker_changed.send_robust(
             sender=Job, event="on_dead_unreadable", level=logging.ERROR,
             fields={"job_id": row.pk, "task": row.task, "reason": repr(error)},
@@ -127,6 +127,8 @@ def insert_on_dead(row: Job, reason: str) -> None:
 def _handler_of(row: Job, reason: str) -> NewJob:
     policy: Any = row.on_dead
     timeout = policy.get("timeout_seconds")
+    if timeout is not None and not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ValueError(f"no timeout: {timeout!r}")
     return NewJob(
         task=str(policy["task"]),
         queue=str(policy["queue"]),

@@ -126,7 +126,7 @@ class Fleet:
         log = self.directory / f"worker-{number}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "manage.py", "runleaseworker", *options],
+                [sys.executable, "manage.py", "runleaseworker", "--no-reload", *options],
                 cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, process_group=0,
             )  # fmt: skip

@@ -95,7 +95,7 @@ class Fleet:
         # A session of its own: the terminal's Ctrl-C is for the demo, which then stops them.
         return subprocess.Popen(
             [
-                *(sys.executable, str(MANAGE), "runleaseworker", "--holder", name),
+                *(sys.executable, str(MANAGE), "runleaseworker", "--no-reload", "--holder", name),
                 *("--processes", str(PROCESSES), "--threads", str(THREADS)),
                 *("--lease", str(self._lease), "--poll", "0.5"),
             ],
