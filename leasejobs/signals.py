@@ -18,6 +18,9 @@ jobs_recovered = Signal()
 jobs_expired = Signal()
 # holder: sent in each worker child once, before it claims anything
 worker_child_started = Signal()
+# verb, pks, actor, reason, alias: an operator moved (or flagged) jobs, or queues by their names;
+# the sender is the model
+jobs_operated = Signal()
 # event, fields, level: something happened to a worker process
 worker_changed = Signal()
 # pk, error: a row could not be taken back this time
