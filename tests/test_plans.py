@@ -9,8 +9,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from leasejobs import claiming, leases, recovery
+from leasejobs import claiming, leases, operations, recovery
 from leasejobs.fencing import Lease, local_clock
+from leasejobs.management import counting
 from leasejobs.models import Job
 from leasejobs.renewal import renew
 from leasejobs.worker import chores, claimer
@@ -73,6 +74,8 @@ def renew_one() -> None:
         (lambda: recovery.promote(100), "job_due"),
         (lambda: recovery.recover_expired(5), "job_leased"),
         (lambda: recovery.settle_dead("nobody", {}), "job_leased"),
+        (counting.survey, "job_dead"),
+        (lambda: operations.prune(100, after=2000), "leasejobs_job_pkey"),
     ],
     ids=[
         "claim",
@@ -83,6 +86,8 @@ def renew_one() -> None:
         "promote",
         "recover",
         "settle",
+        "status",
+        "prune",
     ],
 )
 def test_query_uses_the_index_made_for_it(
