@@ -15,12 +15,14 @@ from django.db import connection
 from django.utils import timezone
 
 from example_project.postgres import PROJECT
+from leasejobs import operations
 from leasejobs.management import doctor, probes
 from leasejobs.models import Job, OperatorAction, Queue, Worker
 from leasejobs.states import State
 from tests import tasks
 from tests.factories import JobFactory, attempts_of, job_in, whole
-from tests.two_connections import second_session
+from tests.two_connections import acting, second_session
+from tests.worker.fleet import until
 
 two_sessions = pytest.mark.django_db(transaction=True)
 
@@ -320,6 +322,21 @@ def test_job_whose_lock_key_is_held_is_not_run(state):
 
 
 @two_sessions
+def test_foreground_run_is_told_of_a_cancel(settings, tmp_path):
+    settings.LEASEJOBS = {"LEASE_SECONDS": 1}
+    job = JobFactory(task="tests.tasks.wait_for_stop", args=[str(tmp_path), 30])
+
+    def cancel_it():
+        until(lambda: whole(job)["state"] == State.RUNNING)
+        operations.cancel([job.pk], actor="ada", reason="why")
+
+    with acting(cancel_it):
+        run("run", job.pk)
+
+    assert whole(job)["result"] == "stopped"
+
+
+@two_sessions
 def test_foreground_run_is_renewed_while_it_lasts(settings, tmp_path):
     settings.LEASEJOBS = {"LEASE_SECONDS": 1}
     job = JobFactory(task="tests.tasks.run_and_note", args=[str(tmp_path), 2.0])
@@ -497,16 +514,16 @@ def test_queue_is_paused_and_resumed():
 
 
 @pytest.mark.django_db
-def test_recover_promotes_and_takes_back():
+def test_recover_expires_promotes_and_takes_back():
     past = timezone.now() - timedelta(minutes=1)
     due = job_in(State.SCHEDULED, due_at=past)
     lost = job_in(State.RUNNING, lease_expires_at=past)
+    late = job_in(State.PENDING, deadline_at=past)
     held = job_in(State.RUNNING)
 
-    text = run("recover")
+    assert run("recover") == "expired 1, promoted 1, recovered 1\n"
 
-    assert "promoted 1" in text
-    assert "recovered 1" in text
+    assert whole(late)["state"] == State.CANCELLED
     assert (whole(due)["state"], whole(lost)["crashes"]) == (State.PENDING, 1)
     assert whole(held)["state"] == State.RUNNING
 

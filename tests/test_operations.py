@@ -169,6 +169,41 @@ def test_parked_job_waits_for_a_decision_and_says_whose(state):
     assert row["finished_at"] is None
 
 
+ON_DEAD = {"task": "tests.tasks.echo", "queue": "alarms", "max_attempts": 5, "max_crashes": 2}
+
+
+@pytest.mark.django_db
+def test_parking_enqueues_what_the_job_asks_for_when_it_is_dead():
+    asking, silent = job_in(State.PENDING, on_dead=ON_DEAD, tenant="acme"), job_in(State.PENDING)
+
+    park([asking.pk, silent.pk], **WHO)
+
+    handler = Job.objects.get(queue="alarms")
+    assert (handler.task, handler.tenant) == ("tests.tasks.echo", "acme")
+    assert handler.kwargs == {"job_id": asking.pk, "reason": "operator"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("verb", [cancel, retry])
+def test_no_other_verb_enqueues_it(verb):
+    job = job_in(State.PARKED, on_dead=ON_DEAD)
+
+    verb([job.pk], **WHO)
+
+    assert Job.objects.count() == 1
+
+
+@two_sessions
+def test_parking_that_is_rolled_back_leaves_no_such_job():
+    job = job_in(State.PENDING, on_dead=ON_DEAD)
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        park([job.pk], **WHO)
+        raise ZeroDivisionError
+
+    assert Job.objects.count() == 1
+
+
 # Compare-and-set, keys, missing rows
 
 
@@ -403,6 +438,18 @@ def lock_and(job: Job, act, then):
 
 
 @two_sessions
+@pytest.mark.parametrize("attempts", [1, 8])
+def test_failure_loses_against_the_cancel_before_it(attempts):
+    job = job_in(State.RUNNING, attempts=attempts, on_dead=ON_DEAD)
+
+    assert cancel([job.pk], **WHO) == {job.pk: Verdict.REQUESTED}
+    assert end(lease_of(job), Failed(Failure("task_raised"))) is Written.WRITTEN
+
+    assert whole(job)["state"] == State.CANCELLED
+    assert Job.objects.count() == 1
+
+
+@two_sessions
 def test_cancel_loses_against_the_failure_that_ended_the_job_first():
     job = job_in(State.RUNNING, attempts=8)
 
@@ -423,7 +470,7 @@ def test_cancel_loses_against_the_failure_that_ended_the_job_first():
 
 
 @two_sessions
-def test_cancel_at_the_instant_of_a_failure_leaves_the_job_cancelled_or_flagged_never_both_lost():
+def test_cancel_at_the_instant_of_a_failure_leaves_the_job_cancelled_whoever_is_first():
     for _ in range(10):
         job = job_in(State.RUNNING)
         lease = lease_of(job)
@@ -442,6 +489,7 @@ def test_cancel_at_the_instant_of_a_failure_leaves_the_job_cancelled_or_flagged_
         else:
             assert verdicts[job.pk] is Verdict.REQUESTED
             assert row["cancel_requested_at"] is not None
+            assert row["state"] == State.CANCELLED
         assert len(attempts_of(job)) == 1
 
 

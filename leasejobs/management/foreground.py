@@ -43,7 +43,7 @@ def _run(command: BaseCommand, options: Mapping[str, Any]) -> None:
     duration = conf.load().lease
     job, lease = _claim(options["id"], duration)
     held = Held(lease)
-    heartbeat = Heartbeat(duration, lambda _: None)
+    heartbeat = Heartbeat(duration, lambda _: None, _tell_of_cancel)
     heartbeat.keep(held)
     heartbeat.start()
     clean = _clean_aliases()
@@ -64,6 +64,11 @@ def _run(command: BaseCommand, options: Mapping[str, Any]) -> None:
         command.stderr.write(outcome.failure.traceback)
         said = f"{said}: {outcome.failure.code} {outcome.failure.detail}".rstrip()
     raise CommandError(f"{said}; it is {_state_now(job.pk)} now.")
+
+
+def _tell_of_cancel(kept: list[Held]) -> None:
+    for held in kept:
+        held.is_cancelled = bool(leases.cancel_requested([held.lease.pk]))
 
 
 def _claim(pk: int, duration: timedelta) -> tuple[Job, Lease]:

@@ -1,7 +1,7 @@
 """`leasejobs recover` and `leasejobs prune`: what workers do by themselves, now."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
@@ -15,7 +15,7 @@ _PAUSE_SECONDS: Final = 0.02
 def add(verbs: Any) -> None:
     """Declare both."""
     recover = verbs.add_parser(
-        "recover", help="promote what came due, take back jobs whose lease ran out"
+        "recover", help="promote what came due, expire what is too late, take back lost jobs"
     )
     recover.set_defaults(handler=_recover)
     prune = verbs.add_parser("prune", help="delete finished jobs past RETENTION_DAYS")
@@ -26,12 +26,16 @@ def add(verbs: Any) -> None:
 
 
 def _recover(command: BaseCommand, options: Mapping[str, Any]) -> None:
-    promoted = recovered = 0
-    while count := recovery.promote():
-        promoted += count
-    while count := recovery.recover_expired():
-        recovered += count
-    command.stdout.write(f"promoted {promoted}, recovered {recovered}")
+    counts = [_until_none(act) for act in (recovery.expire, recovery.promote,
+                                           recovery.recover_expired)]  # fmt: skip
+    command.stdout.write("expired {}, promoted {}, recovered {}".format(*counts))
+
+
+def _until_none(sweep: Callable[[], int]) -> int:
+    total = 0
+    while count := sweep():
+        total += count
+    return total
 
 
 def _prune(command: BaseCommand, options: Mapping[str, Any]) -> None:
