@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Snooze as Snooze,
     )
     from leasejobs.policy import Backoff as Backoff
+    from leasejobs.results import TaskResult as TaskResult
 
 _HOMES = {
     "context": ("JobContext",),
@@ -65,6 +66,7 @@ _HOMES = {
     "fencing": ("FencedModel", "Lease"),
     "outcomes": ("Continue", "Discard", "Retry", "Snooze"),
     "policy": ("Backoff",),
+    "results": ("TaskResult",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -72,12 +74,14 @@ __all__ = sorted(_HOME)
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or every name would seem to exist
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

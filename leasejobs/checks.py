@@ -8,7 +8,8 @@ from django.core import checks
 from django.db import connections
 
 from leasejobs import conf, registry
-from leasejobs.declare import HOW_TO_CONFIGURE, NO_BACKEND, lease_alias
+from leasejobs.compat import InvalidTask
+from leasejobs.declare import HOW_TO_CONFIGURE, NO_BACKEND, find_handler, lease_alias
 
 
 @checks.register
@@ -52,6 +53,7 @@ def check_database(**_: Any) -> list[checks.CheckMessage]:
 @checks.register
 def check_backend(**_: Any) -> list[checks.CheckMessage]:
     """W002 no alias of TASKS is a LeaseBackend; E003 and there are tasks that need one."""
+    registry.autodiscover()
     if lease_alias() != NO_BACKEND:
         return []
     orphans = [task.module_path for task in registry.tasks() if task.backend == NO_BACKEND]
@@ -64,3 +66,16 @@ def check_backend(**_: Any) -> list[checks.CheckMessage]:
         checks.Warning("No alias in TASKS uses LeaseBackend.", hint=HOW_TO_CONFIGURE,
                        id="leasejobs.W002")
     ]  # fmt: skip
+
+
+@checks.register
+def check_handlers(**_: Any) -> list[checks.CheckMessage]:
+    """E004 the `on_dead` of a task names no task that could handle it."""
+    registry.autodiscover()
+    found: list[checks.CheckMessage] = []
+    for task in registry.tasks():
+        try:
+            find_handler(task)
+        except InvalidTask as error:
+            found.append(checks.Error(str(error), id="leasejobs.E004"))
+    return found

@@ -13,7 +13,6 @@ from typing import Any, Final
 from asgiref.sync import sync_to_async
 
 from leasejobs import conf, leases, policy
-from leasejobs.backend import TaskResult, result_of_job
 from leasejobs.compat import TaskContext
 from leasejobs.exceptions import LeaseLost, OutcomeNotAllowed
 from leasejobs.fencing import fenced, local_clock
@@ -21,6 +20,7 @@ from leasejobs.heartbeat import Held
 from leasejobs.models import Job
 from leasejobs.outcomes import Succeeded
 from leasejobs.redaction import storable_json
+from leasejobs.results import TaskResult, result_of_job
 from leasejobs.sessions import is_inside_transaction
 from leasejobs.states import AttemptOutcome
 
@@ -49,7 +49,7 @@ class JobContext(TaskContext):
         self.is_completed = False
 
     @property
-    def task_result(self) -> TaskResult:  # type: ignore[override]
+    def task_result(self) -> TaskResult[..., Any]:  # type: ignore[override]
         """The django.tasks result of this job, as of the claim."""
         return result_of_job(self.job)
 

@@ -1,24 +1,27 @@
 """How tasks are declared, what is checked before anything runs, and what the package exports."""
 
+import contextlib
+import copy
 import dataclasses
+import enum
+import json
 import pickle
-import subprocess
-import sys
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 import django
 import pytest
 from django.core.checks import run_checks
-from django.test.utils import override_settings
+from django.test.utils import modify_settings, override_settings
 
-import leasejobs
-from leasejobs import Backoff, Task, conf, enqueue_many, registry, task
+from leasejobs import Backoff, Task, conf, enqueue_many, registry, scope, task
 from leasejobs.backend import LeaseBackend
-from leasejobs.checks import check_backend, check_database, check_settings
+from leasejobs.checks import check_backend, check_database, check_handlers, check_settings
 from leasejobs.compat import InvalidTask, task_backends
 from leasejobs.compat import Task as DjangoTask
 from leasejobs.declare import NO_BACKEND
-from leasejobs.exceptions import InvalidArguments, LeaseJobsError, NotConfigured, UnknownTask
+from leasejobs.exceptions import InvalidArguments, NotConfigured, UnknownTask
 from leasejobs.models import Job
 from leasejobs.states import State
 from tests import tasks
@@ -60,7 +63,9 @@ def of_django_with_context(context) -> int:
 
 @pytest.fixture
 def own_registry(monkeypatch):
+    registry.autodiscover()  # or what it imports would be registered here alone
     monkeypatch.setattr(registry, "_tasks", {})
+    monkeypatch.setattr(registry, "_aliases", {})
 
 
 # the task
@@ -147,9 +152,8 @@ def test_option_of_the_wrong_kind_is_refused_at_import(options, own_registry):
         task(**options)(plain)
 
 
-def test_coroutine_function_is_refused(own_registry):
-    with pytest.raises(InvalidTask, match="async"):
-        task(asynchronous)
+def test_coroutine_function_is_a_task(own_registry):
+    assert task(asynchronous).call() is None
 
 
 def test_function_inside_a_function_is_refused(own_registry):
@@ -352,92 +356,6 @@ def test_name_whose_module_breaks_at_import_is_unknown(tmp_path, monkeypatch, te
         registry.find("broken_tasks.task")
 
 
-# the package
-
-
-IMPORTS = """
-import importlib, os, pkgutil, sys, types
-import django
-django.setup()
-import leasejobs
-names = [
-    module.name
-    for module in pkgutil.walk_packages(leasejobs.__path__, "leasejobs.")
-    if ".migrations." not in module.name and not module.name.endswith("__main__")
-]
-def check(*steps):
-    if os.fork() == 0:
-        try:
-            for step in steps:
-                step()
-            for name in leasejobs.__all__:
-                value = getattr(importlib.import_module("leasejobs"), name)
-                assert not isinstance(value, types.ModuleType), name
-                assert value.__module__.startswith("leasejobs."), name
-        except BaseException as error:
-            print(names, steps, repr(error), flush=True)
-            os._exit(1)
-        os._exit(0)
-    return os.wait()[1]
-def public():
-    exec("from leasejobs import " + ", ".join(leasejobs.__all__))
-failed = 0
-for name in names:
-    submodule = lambda: importlib.import_module(name)
-    failed |= check(submodule, public) | check(public, submodule, public)
-print(len(names), "submodules")
-sys.exit(failed != 0)
-"""
-
-
-@pytest.mark.django_db(databases=[])
-def test_public_names_are_what_they_are_before_and_after_every_submodule():
-    found = run_python(IMPORTS)
-
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert int(found.stdout.split()[0]) > 25
-
-
-def test_no_submodule_has_the_name_of_a_public_export():
-    import pkgutil
-
-    modules = {module.name for module in pkgutil.iter_modules(leasejobs.__path__)}
-
-    assert modules.isdisjoint(leasejobs.__all__)
-
-
-def test_importing_the_package_imports_nothing_else():
-    found = run_python(
-        "import sys; before = set(sys.modules); import leasejobs; leasejobs.__version__;"
-        "dir(leasejobs); new = {n.split('.')[0] for n in set(sys.modules) - before};"
-        "print(sorted(n for n in new if n not in sys.stdlib_module_names))"
-    )
-
-    assert found.stdout.strip() == "['leasejobs']", found.stderr
-
-
-def test_package_says_what_it_does_not_have():
-    with pytest.raises(AttributeError, match="nonsense"):
-        leasejobs.nonsense  # noqa: B018
-
-    assert set(leasejobs.__all__) <= set(dir(leasejobs))
-
-
-def test_errors_hang_under_one_base():
-    assert issubclass(InvalidArguments, LeaseJobsError)
-    assert issubclass(InvalidArguments, ValueError)
-    for name in leasejobs.__all__:
-        value = getattr(leasejobs, name)
-        if isinstance(value, type) and value.__module__ == "leasejobs.exceptions":
-            assert issubclass(value, LeaseJobsError)
-
-
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-
-
 @pytest.mark.parametrize("name", ["", " ", "a,b", " a", "a "])
 def test_queue_that_no_worker_could_be_told_of_is_refused(name):
     with pytest.raises(InvalidTask, match="queue_name"):
@@ -459,3 +377,398 @@ def test_decorator_takes_no_instant():
 def test_enqueue_many_says_what_it_takes():
     with pytest.raises(InvalidArguments, match="prepare"):
         enqueue_many([tasks.noop])
+
+
+# options
+
+
+def refund(order_id: int, note: str = "none", *more, tags=(), **rest) -> None: ...
+
+
+def only_positional(order_id, /, note="") -> None: ...
+
+
+def keyed_with_context(context, order_id: int) -> None: ...
+
+
+REF = UUID(int=5)
+
+
+def dated(day: Any = date(2026, 1, 2), ref: Any = REF) -> None: ...
+
+
+noop_elsewhere = tasks.noop
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@task
+def handler(job_id: int, reason: str) -> None: ...
+
+
+@task(takes_context=True)
+def handler_with_context(context, *, job_id, reason) -> None: ...
+
+
+@task(key="receipt:{order_id}:{note}", lock_key="order:{order_id:05d}")
+def templated(order_id: int, note: Any = "none") -> None: ...
+
+
+@pytest.mark.parametrize("options", [
+    {"timeout": timedelta(0)}, {"timeout": 5}, {"timeout": timedelta(days=400)},
+    {"expires_after": timedelta(0)}, {"expires_after": 5}, {"expires_after": timedelta(days=9000)},
+    {"on_dead": 5}, {"on_dead": plain}, {"aliases": "a.b"}, {"aliases": ["a.b"]},
+    {"aliases": ("old",)}, {"aliases": ("a..b",)}, {"aliases": (5,)},
+], ids=str)  # fmt: skip
+def test_policy_that_makes_no_sense_is_refused_at_import(options, own_registry):
+    with pytest.raises(InvalidTask):
+        task(**options)(plain)
+
+    assert registry.known() == []
+
+
+@pytest.mark.parametrize("options", [
+    {"expires_at": 5}, {"expires_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+    {"expires_at": datetime(9999, 1, 1, tzinfo=UTC)},
+    {"run_after": datetime(9999, 1, 1, tzinfo=UTC)},
+    {"expires_at": datetime(2030, 1, 1, tzinfo=UTC), "expires_after": timedelta(1)},
+    {"timeout": timedelta(-1)}, {"lock_key": None}, {"lock_key": "x" * 501}, {"lock_key": "\x00"},
+    {"correlation_id": "x" * 201}, {"correlation_id": 5}, {"metadata": [1]},
+    {"metadata": {"a": object()}}, {"metadata": {"a": "x" * 10_000}}, {"metadata": "text"},
+], ids=lambda options: str(options)[:60])  # fmt: skip
+def test_option_of_a_call_that_makes_no_sense_is_refused_at_the_door(options):
+    with pytest.raises((InvalidTask, InvalidArguments)):
+        tasks.noop.using(**options)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "func", "takes_context", "literals", "aliases"])
+def test_using_has_no_option_that_a_call_could_not_have(name):
+    with pytest.raises(TypeError, match=name):
+        tasks.noop.using(**{name: "x"})
+
+
+@pytest.mark.django_db
+def test_options_of_a_call_reach_its_row():
+    tasks.noop.using(
+        timeout=timedelta(minutes=5), lock_key="l", correlation_id="c", metadata={"a": [1, "ä"]},
+        expires_after=timedelta(hours=1),
+    ).enqueue()  # fmt: skip
+
+    row = Job.objects.get()
+    assert (row.timeout_seconds, row.lock_key, row.correlation_id) == (300.0, "l", "c")
+    assert (row.metadata, row.deadline_at) == (
+        {"a": [1, "ä"]},
+        row.created_at + timedelta(hours=1),
+    )
+    assert (row.on_dead, row.parent_id) == (None, None)
+
+
+@pytest.mark.django_db
+def test_deadline_of_a_call_is_an_instant_or_a_duration_whichever_came_last():
+    instant = datetime(2040, 5, 6, tzinfo=UTC)
+    once = tasks.noop.using(expires_after=timedelta(1)).using(expires_at=instant)
+    back = once.using(expires_after=timedelta(1))
+
+    once.enqueue()
+
+    assert Job.objects.get().deadline_at == instant
+    assert (back.expires_at, back.expires_after) == (None, timedelta(1))
+
+
+# key templates
+
+
+@pytest.mark.parametrize(("template", "said"), [
+    ("{nothing}", "no parameter"), ("{rest}", "one value"), ("{more}", "one value"),
+    ("{}", "name of a parameter"), ("{0}", "name of a parameter"),
+    ("{order_id.real}", "name of a parameter"), ("{tags[0]}", "name of a parameter"),
+    ("{order_id!r}", "conversions"), ("{order_id:{note}}", "nested"), ("{order_id", "no template"),
+    ("}", "no template"),
+])  # fmt: skip
+@pytest.mark.parametrize("option", ["key", "lock_key"])
+def test_template_that_does_not_fit_the_signature_is_refused_at_import(
+    own_registry, option, template, said
+):
+    with pytest.raises(InvalidTask, match=said):
+        task(**{option: template})(refund)
+
+
+def test_template_cannot_name_what_callers_do_not_pass_by_name(own_registry):
+    with pytest.raises(InvalidTask, match="passed by name"):
+        task(key="{order_id}")(only_positional)
+    with pytest.raises(InvalidTask, match=r"no parameter.*it has: order_id"):
+        task(key="{context}", takes_context=True)(keyed_with_context)
+
+    assert task(key="{note}")(only_positional).prepare(1, "x").key == "x"
+    assert task(key="{order_id}", takes_context=True)(keyed_with_context).prepare(5).key == "5"
+
+
+def test_template_is_filled_from_the_arguments_however_they_are_passed():
+    assert templated.prepare(7).key == "receipt:7:none"
+    assert templated.prepare(order_id=7, note="x").key == "receipt:7:x"
+    assert templated.prepare(7, "x") == templated.prepare(7, "x")
+    assert templated.prepare(7).lock_key == "order:00007"
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    ("a{b}", "a{b}"), (True, "True"), (1.5, "1.5"), (2**70, str(2**70)), (Colour.RED, "red"),
+    ("", ""),
+])  # fmt: skip
+def test_template_takes_what_has_one_text(value, text):
+    assert templated.prepare(1, value).key == f"receipt:1:{text}"
+
+
+def test_template_takes_defaults_that_are_no_json(own_registry):
+    made = task(key="{day:%Y}-{ref}")(dated)
+
+    assert made.prepare().key == f"2026-{REF}"
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, (1,)], ids=str)
+def test_template_refuses_a_value_whose_text_is_ambiguous(value):
+    with pytest.raises(InvalidArguments, match="note"):
+        templated.prepare(1, value)
+
+
+def test_template_refuses_a_call_it_cannot_be_filled_from(own_registry):
+    with pytest.raises(InvalidArguments, match="does not fit order_id"):
+        templated.prepare("seven")
+    with pytest.raises(InvalidArguments, match="501 characters"):
+        templated.using(lock_key="").prepare(1, "x" * (501 - len("receipt:1:")))
+    with pytest.raises(InvalidArguments, match="empty"):
+        task(key="{note}")(refund).prepare(1, "")
+    with pytest.raises(InvalidArguments, match="at most"):
+        task(key="{note}", tenant="ä" * 500)(refund).prepare(1, "😀" * 500)
+
+
+def test_key_given_to_a_call_is_plain_text_and_replaces_the_template():
+    varied = templated.using(key="{order_id}")
+
+    assert varied.prepare(7).key == "{order_id}"
+    assert varied.prepare(7).lock_key == "order:00007"
+    assert varied.using(priority=3).prepare(7).key == "{order_id}"
+    assert varied.using(lock_key="{}").prepare(7).lock_key == "{}"
+    assert templated.using(key="").prepare(7).key == ""
+
+
+@pytest.mark.django_db
+def test_template_keeps_a_second_job_out():
+    first, second = templated.enqueue(7), templated.enqueue(order_id=7)
+
+    assert (first.created, second.created, second.job_id) == (True, False, first.job_id)
+    assert templated.enqueue(8).created
+
+
+# on_dead
+
+
+@pytest.mark.django_db
+def test_policy_of_the_handler_is_kept_on_the_row():
+    strict = handler.using(
+        queue_name="alerts", priority=9, max_attempts=2, on_crash="park", timeout=timedelta(1)
+    )
+    tasks.noop.using(on_dead=strict).enqueue()
+
+    assert Job.objects.get().on_dead == {
+        "task": "tests.test_task_declaration.handler", "queue": "alerts", "priority": 9,
+        "max_attempts": 2, "max_crashes": 3, "on_crash": "park", "timeout_seconds": 86400,
+        "backoff": {"base": 5, "cap": 3600, "jitter": 0.25},
+    }  # fmt: skip
+
+
+def test_handler_may_be_named_before_it_exists_and_has_none_of_its_own(own_registry):
+    named = task(on_dead=f"{__name__}.handler_with_context")(plain)
+
+    kept = json.loads(named.prepare().on_dead)
+
+    assert kept["task"] == f"{__name__}.handler_with_context"
+    assert "on_dead" not in kept
+
+
+@pytest.mark.parametrize("path", ["tests.gone.handler", "tests.tasks.note", "tests.tasks.echo"])
+def test_handler_that_is_none_is_told_by_a_check_and_refused_at_enqueue(own_registry, path):
+    named = task(on_dead=path)(plain)
+
+    [error] = check_handlers()
+
+    assert (error.id, path.split(".")[-1] in error.msg) == ("leasejobs.E004", True)
+    with pytest.raises(InvalidTask):
+        named.prepare()
+
+
+def test_handler_has_to_take_the_job_and_the_reason(own_registry):
+    with pytest.raises(InvalidTask, match="job_id and reason"):
+        task(on_dead=tasks.echo)(plain)
+
+
+# aliases
+
+
+def test_registry_finds_a_renamed_task_by_its_old_names(own_registry):
+    renamed = task(aliases=("shop.jobs.plain", "shop.tasks.plain"))(plain)
+
+    assert registry.find("shop.jobs.plain") is registry.find(renamed.module_path) is renamed
+    assert registry.known() == ["shop.jobs.plain", "shop.tasks.plain", renamed.module_path]
+    assert registry.tasks() == (renamed,)
+
+
+def test_alias_belongs_to_one_task(own_registry):
+    first = task(aliases=("shop.tasks.old",))(plain)
+
+    with pytest.raises(InvalidTask, match=r"shop\.tasks\.old.*plain"):
+        task(aliases=("shop.tasks.old",))(with_context)
+    with pytest.raises(InvalidTask, match="belongs to"):
+        task(aliases=(first.module_path,))(with_context)
+
+    assert registry.find("shop.tasks.old") is first
+    assert registry.tasks() == (first,)
+
+
+def test_task_cannot_have_a_name_that_is_an_alias(own_registry):
+    task(aliases=(f"{__name__}.with_context",))(plain)
+
+    with pytest.raises(InvalidTask, match="alias of"):
+        task(takes_context=True)(with_context)
+
+
+def test_module_that_is_loaded_again_keeps_and_changes_its_aliases(own_registry):
+    task(aliases=("shop.a.b",))(plain)
+    again = task(aliases=("shop.a.b", "shop.c.d"))(plain)
+    assert registry.find("shop.a.b") is registry.find("shop.c.d") is again
+
+    task(aliases=("shop.c.d",))(plain)
+
+    assert registry.known() == ["shop.c.d", again.module_path]
+
+
+@pytest.mark.django_db
+def test_jobs_of_a_renamed_task_run_and_are_counted(own_registry):
+    Job.objects.filter(pk=task(plain).enqueue().job_id).update(task="shop.tasks.plain")
+    renamed = task(aliases=("shop.tasks.plain",))(plain)
+
+    run = run_next()
+
+    assert run.row["result"] == "plain"
+    assert renamed.jobs.count() == 1
+
+
+# discovery
+
+
+def test_autodiscovery_imports_the_task_modules_of_every_app(tmp_path, monkeypatch, settings):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/work.py").write_text(
+        "from leasejobs import task\n@task(aliases=('shop.old.pay',))\ndef pay(): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.LEASEJOBS = {"TASK_MODULES": ["work", "absent"]}
+    monkeypatch.setattr(registry, "_tasks", {})
+    monkeypatch.setattr(registry, "_aliases", {})
+
+    with modify_settings(INSTALLED_APPS={"append": "shop"}):
+        registry.autodiscover()
+        registry.autodiscover()
+
+    assert registry.known() == ["shop.old.pay", "shop.work.pay"]
+
+
+def test_task_module_that_breaks_says_who_imported_it(tmp_path, monkeypatch, settings):
+    (tmp_path / "broken_shop").mkdir()
+    (tmp_path / "broken_shop/__init__.py").touch()
+    (tmp_path / "broken_shop/work.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.LEASEJOBS = {"TASK_MODULES": ["work"]}
+
+    with modify_settings(INSTALLED_APPS={"append": "broken_shop"}):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module") as caught:
+            registry.autodiscover()
+
+    assert "'work'" in caught.value.__notes__[0]
+
+
+def test_function_declared_with_django_is_known_to_the_registry():
+    assert of_django.module_path in registry.known()
+    assert registry.find(of_django.module_path) is of_django
+
+
+def test_name_under_which_a_task_is_imported_elsewhere_finds_it(own_registry):
+    assert registry.find(f"{__name__}.noop_elsewhere") is tasks.noop
+
+
+# pickling
+
+
+@pytest.mark.parametrize("original", [
+    tasks.noop, templated, of_django,
+    tasks.explode.using(
+        key="k", on_dead=handler, timeout=timedelta(5), metadata={"a": 1}, terminal=(ValueError,),
+        run_after=datetime(2040, 1, 1, tzinfo=UTC), queue_name="mail",
+    ),
+])  # fmt: skip
+def test_task_survives_pickling_and_copying(original):
+    for twin in (
+        pickle.loads(pickle.dumps(original)),
+        copy.copy(original),
+        copy.deepcopy(original),
+    ):
+        assert twin == original
+        assert hash(twin) == hash(original)
+        assert twin.func is original.func
+
+
+# provenance
+
+
+@pytest.fixture
+def running():
+    @contextlib.contextmanager
+    def inside(job):
+        token = scope.current.set(scope.Running(job))
+        try:
+            yield
+        finally:
+            scope.current.reset(token)
+
+    return inside
+
+
+def test_job_enqueued_outside_of_any_has_no_parent():
+    assert (tasks.noop.prepare().parent_id, tasks.noop.prepare().correlation_id) == (None, "")
+
+
+def test_job_enqueued_inside_another_is_its_child(running):
+    with running(Job(pk=5, correlation_id="")):
+        child = tasks.noop.prepare()
+    with running(Job(pk=6, correlation_id=child.correlation_id)):
+        grandchild = tasks.noop.prepare()
+        told = tasks.noop.using(correlation_id="own").prepare()
+
+    assert (child.parent_id, child.correlation_id) == (5, "job:5")
+    assert (grandchild.parent_id, grandchild.correlation_id) == (6, "job:5")
+    assert (told.parent_id, told.correlation_id) == (6, "own")
+
+
+@task
+def have_child() -> None:
+    tasks.echo.enqueue(1)
+
+
+@task
+async def have_child_from_a_coroutine() -> None:
+    await tasks.echo.aenqueue(1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("parent", [have_child, have_child_from_a_coroutine])
+def test_body_of_a_job_is_the_parent_of_what_it_enqueues(parent):
+    root = parent.enqueue()
+
+    run = run_next()
+
+    child = tasks.echo.jobs.get()
+    assert run.row["state"] == State.SUCCEEDED
+    assert (child.parent_id, child.correlation_id) == (root.job_id, f"job:{root.job_id}")
+    assert scope.current.get() is None
