@@ -15,4 +15,5 @@ class LeaseJobsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register system checks and connect receivers."""
-        from leasejobs import checks, receivers, wakeup  # noqa: F401 - connected on import
+        # Connected on import.
+        from leasejobs import checks, receivers, task_signals, wakeup  # noqa: F401

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from django.db import Error
 
-from leasejobs import registry, scope, signals
+from leasejobs import registry, scope, signals, task_signals
 from leasejobs.claiming import Unreadable
 from leasejobs.context import JobContext, to_json
 from leasejobs.exceptions import LeaseLost, UnknownTask
@@ -52,6 +52,7 @@ def run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
         return Failed(Failure("unreadable"), terminal=True)
     context = JobContext(job, held, stopping)
     has_returned = False
+    task_signals.started(job)
     running = scope.current.set(scope.Running(job))
     try:
         arguments = [context, *job.args] if task.takes_context else job.args

@@ -9,8 +9,8 @@ import django
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.checks import run_checks
-from django.db import transaction
-from django.test.utils import override_settings
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
 from leasejobs import Task, registry
@@ -20,11 +20,15 @@ from leasejobs.compat import (
     InvalidTask,
     TaskResultStatus,
     task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
 )
 from leasejobs.compat import Task as DjangoTask
 from leasejobs.compat import TaskResult as DjangoResult
 from leasejobs.models import Job
 from leasejobs.states import State
+from leasejobs.testing import make_due
 from tests import tasks
 from tests.running import run_next
 
@@ -71,6 +75,25 @@ async def asynchronous_that_raises() -> None:
 def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_tasks", {})
     monkeypatch.setattr(registry, "_aliases", {})
+
+
+@contextlib.contextmanager
+def listening(*signals):
+    heard = []
+
+    def listen(signal, sender, task_result, **_):
+        name = {id(task_enqueued): "enqueued", id(task_started): "started"}.get(
+            id(signal), "finished"
+        )
+        heard.append((name, sender, task_result.id, str(task_result.status)))
+
+    for signal in signals:
+        signal.connect(listen)
+    try:
+        yield heard
+    finally:
+        for signal in signals:
+            signal.disconnect(listen)
 
 
 # the backend
@@ -286,3 +309,65 @@ def test_deferred_task_waits():
     synchronous.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
 
     assert Job.objects.get().state == State.SCHEDULED
+
+
+# signals
+
+
+@pytest.mark.django_db(transaction=True)
+def test_signals_tell_of_enqueue_start_and_end():
+    with listening(task_enqueued, task_started, task_finished) as heard:
+        result = synchronous.enqueue(1)
+        run_next()
+
+    assert heard == [
+        ("enqueued", LeaseBackend, result.id, "READY"),
+        ("started", LeaseBackend, result.id, "RUNNING"),
+        ("finished", LeaseBackend, result.id, "SUCCESSFUL"),
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_attempt_that_will_be_retried_is_no_end():
+    with listening(task_started, task_finished) as heard:
+        tasks.explode.using(max_attempts=2).enqueue()
+        run_next()
+        assert [name for name, *_ in heard] == ["started"]
+        make_due(Job.objects.get())
+        Job.objects.update(state=State.PENDING)
+        run_next()
+
+    assert [(name, status) for name, _, _, status in heard] == [
+        ("started", "RUNNING"),
+        ("started", "RUNNING"),
+        ("finished", "FAILED"),
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_receiver_that_raises_breaks_no_run():
+    def broken(**_):
+        raise RuntimeError("a receiver of the project")
+
+    for signal in (task_started, task_finished):
+        signal.connect(broken)
+    try:
+        synchronous.enqueue(1)
+        assert run_next().row["state"] == State.SUCCEEDED
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(broken)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_signals_read_no_row_where_nobody_listens():
+    def statements() -> int:
+        synchronous.enqueue(1)
+        with CaptureQueriesContext(connection) as queries:
+            run_next()
+        return len(queries)
+
+    silent = statements()
+    with listening(task_started, task_finished):
+        assert statements() > silent
+    assert statements() == silent
