@@ -13,7 +13,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 from django.test import TestCase
 from django.utils import timezone
 
-from leasejobs import leases, recovery, registry, signals
+from leasejobs import leases, operations, recovery, registry, signals
 from leasejobs.claiming import Stream, claim_jobs, put_back
 from leasejobs.context import JobContext, to_json
 from leasejobs.exceptions import LeaseLost
@@ -45,6 +45,7 @@ two_sessions = pytest.mark.django_db(transaction=True)
 FAILURE = Failure("task_raised", "builtins.ValueError", "no reason", "Traceback")
 PAST = timedelta(minutes=1)
 LATER = "test-host:2:later"
+WHY = {"actor": "ada", "reason": "a test"}
 
 
 def claim_all(holder: str = LATER, limit: int = 100, **options: Any) -> list[tuple[Job, Lease]]:
@@ -86,6 +87,9 @@ MOVES: dict[str, tuple[str, Callable[[Job, Lease], Any]]] = {
     ),
     "expire": ("expire", lambda job, lease: recovery.expire()),
     "park what runs": ("park running", lambda job, lease: end(lease, Parked(FAILURE))),
+    "cancel": ("cancel", lambda job, lease: operations.cancel([job.pk], **WHY)),
+    "retry": ("retry", lambda job, lease: operations.retry([job.pk], **WHY)),
+    "park": ("park", lambda job, lease: operations.park([job.pk], **WHY)),
     "settle what timed out": ("recover", settle(Cause.TIMED_OUT, begun=True)),
     "release what was forgotten": (
         "release",
@@ -154,6 +158,9 @@ def test_verb_moves_as_the_table_says_or_refuses_and_changes_nothing(state, name
     attempt(act, job, lease)
 
     after = whole(job)
+    if (verb, state) == ("cancel", State.RUNNING):
+        assert after.pop("cancel_requested_at") is not None
+        assert before.pop("cancel_requested_at") is None
     if state not in sources:
         assert after == before
         assert attempts_of(job) == []
@@ -179,7 +186,7 @@ def test_verb_that_does_not_move_writes_while_running_and_otherwise_changes_noth
     assert attempts_of(job) == []
 
 
-NOT_THE_HOLDERS = ("promote", "claim", "settle", "recover")
+NOT_THE_HOLDERS = ("cancel", "promote", "claim", "settle", "recover")
 HOLDERS = MOVES | {name: ("", act) for name, act in STAYS.items()}
 
 

@@ -1,4 +1,4 @@
-"""What every child does by the clock: promote, expire, recover; safe with any number of them."""
+"""What every child does by the clock: promote, expire, recover, prune; with any number of them."""
 
 import random
 import time
@@ -6,7 +6,7 @@ from typing import Final
 
 from django.db import connections
 
-from leasejobs import conf, recovery
+from leasejobs import conf, pruning, recovery
 from leasejobs.models import Job
 from leasejobs.states import WAITING
 from leasejobs.worker.options import Options
@@ -15,6 +15,7 @@ _PROMOTE_SECONDS: Final = 0.020
 _LOCKED_SECONDS: Final = 0.1
 # Nobody notifies of a job enqueued for later: how late it may be seen, however rare the polls.
 _UNTOLD_SECONDS: Final = 1.0
+_PRUNE_SECONDS: Final = 600.0
 _NEVER: Final = float("inf")
 
 
@@ -27,11 +28,13 @@ class Chores:
         self._promote_at = 0.0
         self._expire_at = 0.0
         self._recover_at = time.monotonic() + random.random() * self._recover_seconds
+        self._prune_at = time.monotonic() + random.random() * _PRUNE_SECONDS
+        self._prune_after = 0
 
     @property
     def next_at(self) -> float:
         """When there is something to do again."""
-        return min(self._promote_at, self._recover_at, self._expire_at)
+        return min(self._promote_at, self._recover_at, self._expire_at, self._prune_at)
 
     def hasten(self, now: float) -> None:
         """Look soon for what came due: something ended that may be due again already."""
@@ -45,7 +48,16 @@ class Chores:
         if now >= self._recover_at:
             recovery.recover_expired()
             self._recover_at = now + self._recover_seconds * random.uniform(0.7, 1.0)
+        if now >= self._prune_at:
+            self._prune(now)
         return (now >= self._promote_at or at_once) and self._promote(now)
+
+    def _prune(self, now: float) -> None:
+        """Look at one batch; the next follows soon until the walk over the old rows is done."""
+        pruned = pruning.prune(after=self._prune_after)
+        self._prune_after = pruned.cursor or 0
+        pause = _PRUNE_SECONDS if pruned.cursor is None else _UNTOLD_SECONDS
+        self._prune_at = now + pause * random.uniform(0.7, 1.0)
 
     def _promote(self, now: float) -> bool:
         if recovery.promote():
