@@ -31,3 +31,7 @@ class UnknownTask(LeaseJobsError, LookupError):
 
 class NotConfigured(LeaseJobsError):
     """No alias in `TASKS` uses `LeaseBackend`, so there is nowhere to enqueue."""
+
+
+class InvalidSchedule(LeaseJobsError, ValueError):
+    """`@periodic` was given a schedule that can never be kept; nothing was declared."""
