@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         InvalidArguments as InvalidArguments,
     )
     from leasejobs.exceptions import (
+        InvalidSchedule as InvalidSchedule,
+    )
+    from leasejobs.exceptions import (
         LeaseJobsError as LeaseJobsError,
     )
     from leasejobs.exceptions import (
@@ -54,19 +57,21 @@ if TYPE_CHECKING:
     )
     from leasejobs.policy import Backoff as Backoff
     from leasejobs.results import TaskResult as TaskResult
+    from leasejobs.schedules import periodic as periodic
 
 _HOMES = {
     "context": ("JobContext",),
     "declare": ("Task", "task"),
     "enqueue": ("Enqueued", "NewJob", "enqueue_many"),
     "exceptions": (
-        "DuplicateKeyRace", "InvalidArguments", "LeaseJobsError", "LeaseLost", "NotConfigured",
-        "OutcomeNotAllowed", "UnfencedWrite", "UnknownTask",
+        "DuplicateKeyRace", "InvalidArguments", "InvalidSchedule", "LeaseJobsError", "LeaseLost",
+        "NotConfigured", "OutcomeNotAllowed", "UnfencedWrite", "UnknownTask",
     ),
     "fencing": ("FencedModel", "Lease"),
     "outcomes": ("Continue", "Discard", "Retry", "Snooze"),
     "policy": ("Backoff",),
     "results": ("TaskResult",),
+    "schedules": ("periodic",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.core import checks
 from django.db import connections
 
-from leasejobs import conf, registry
+from leasejobs import conf, registry, schedules
 from leasejobs.compat import InvalidTask
 from leasejobs.declare import HOW_TO_CONFIGURE, NO_BACKEND, find_handler, lease_alias
 
@@ -79,3 +79,17 @@ def check_handlers(**_: Any) -> list[checks.CheckMessage]:
         except InvalidTask as error:
             found.append(checks.Error(str(error), id="leasejobs.E004"))
     return found
+
+
+@checks.register
+def check_schedules(**_: Any) -> list[checks.CheckMessage]:
+    """E011 a schedule is declared whose ticks `fire_due` could not enqueue."""
+    if lease_alias() == NO_BACKEND:
+        return []  # E003 says so
+    registry.autodiscover()
+    return [
+        checks.Error(f"The schedule {schedule.name!r} cannot be kept: {problem}.",
+                     hint="Until it can, no job of it is enqueued.", id="leasejobs.E011")
+        for schedule in schedules.declared()
+        if (problem := schedule.problem())
+    ]  # fmt: skip
