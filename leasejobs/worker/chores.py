@@ -1,4 +1,4 @@
-"""What every child does by the clock: promote, expire, recover, prune; with any number of them."""
+"""What every child does by the clock, safely with any number of others: from promote to prune."""
 
 import random
 import time
@@ -6,7 +6,7 @@ from typing import Final
 
 from django.db import connections
 
-from leasejobs import conf, pruning, recovery
+from leasejobs import conf, pruning, recovery, schedules
 from leasejobs.models import Job
 from leasejobs.states import WAITING
 from leasejobs.worker.options import Options
@@ -16,6 +16,7 @@ _LOCKED_SECONDS: Final = 0.1
 # Nobody notifies of a job enqueued for later: how late it may be seen, however rare the polls.
 _UNTOLD_SECONDS: Final = 1.0
 _PRUNE_SECONDS: Final = 600.0
+_FIRE_SECONDS: Final = 10.0
 _NEVER: Final = float("inf")
 
 
@@ -30,11 +31,14 @@ class Chores:
         self._recover_at = time.monotonic() + random.random() * self._recover_seconds
         self._prune_at = time.monotonic() + random.random() * _PRUNE_SECONDS
         self._prune_after = 0
+        self._fire_at = 0.0
 
     @property
     def next_at(self) -> float:
         """When there is something to do again."""
-        return min(self._promote_at, self._recover_at, self._expire_at, self._prune_at)
+        return min(
+            self._promote_at, self._recover_at, self._expire_at, self._prune_at, self._fire_at
+        )
 
     def hasten(self, now: float) -> None:
         """Look soon for what came due: something ended that may be due again already."""
@@ -42,6 +46,9 @@ class Chores:
 
     def run(self, now: float, at_once: bool) -> bool:
         """Do what is due; `at_once`: promote in any case. Return whether rows became claimable."""
+        has_fired = now >= self._fire_at and schedules.fire_due() > 0
+        if now >= self._fire_at:
+            self._fire_at = now + min(schedules.seconds_to_next_slot(), _FIRE_SECONDS)
         if now >= self._expire_at:
             recovery.expire()
             self._expire_at = now + _UNTOLD_SECONDS * random.uniform(0.7, 1.0)
@@ -50,7 +57,8 @@ class Chores:
             self._recover_at = now + self._recover_seconds * random.uniform(0.7, 1.0)
         if now >= self._prune_at:
             self._prune(now)
-        return (now >= self._promote_at or at_once) and self._promote(now)
+        has_promoted = (now >= self._promote_at or at_once) and self._promote(now)
+        return has_fired or has_promoted
 
     def _prune(self, now: float) -> None:
         """Look at one batch; the next follows soon until the walk over the old rows is done."""
