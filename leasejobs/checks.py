@@ -1,7 +1,8 @@
 """System checks: what would fail in production is told before anything runs."""
 
 import difflib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from django.conf import settings
 from django.core import checks
@@ -66,6 +67,64 @@ def check_backend(**_: Any) -> list[checks.CheckMessage]:
         checks.Warning("No alias in TASKS uses LeaseBackend.", hint=HOW_TO_CONFIGURE,
                        id="leasejobs.W002")
     ]  # fmt: skip
+
+
+@checks.register
+def check_time_zones(**_: Any) -> list[checks.CheckMessage]:
+    """E005 USE_TZ is off: an instant would not name one moment."""
+    if settings.USE_TZ:
+        return []
+    return [
+        checks.Error("leasejobs needs USE_TZ = True.",
+                     hint="Due times and leases are instants; naive times are ambiguous.",
+                     id="leasejobs.E005")
+    ]  # fmt: skip
+
+
+# Beside its task threads, a child has its loop, its heartbeat, its settler and its listener.
+CONNECTIONS_OF_A_CHILD: Final = 4
+
+
+@checks.register
+def check_connections(**_: Any) -> list[checks.CheckMessage]:
+    """W003 the connection pool is too small for a worker; W004 a pooler swallows LISTEN."""
+    alias = conf.database()
+    if conf.problems(getattr(settings, "LEASEJOBS", {})):
+        return []
+    database = settings.DATABASES[alias]
+    found: list[checks.CheckMessage] = []
+    size = pool_size(database)
+    if size is not None and size <= CONNECTIONS_OF_A_CHILD:
+        found.append(
+            checks.Warning(
+                f"The pool of {alias!r} has {size} connections.",
+                hint=f"A worker's child takes {CONNECTIONS_OF_A_CHILD} and one for each thread:"
+                ' raise OPTIONS["pool"]["max_size"].',
+                id="leasejobs.W003",
+            )
+        )
+    # What Django's documentation asks of those who pool by transactions; 6432 is PgBouncer's port.
+    is_pooled = database.get("DISABLE_SERVER_SIDE_CURSORS") or str(database.get("PORT")) == "6432"
+    if is_pooled and conf.listen_database() == alias:
+        found.append(
+            checks.Warning(
+                f"{alias!r} seems to lead through a transaction pooler: LISTEN hears nothing.",
+                hint='Name an alias of the server itself in LEASEJOBS["LISTEN_DATABASE"];'
+                " without one, idle workers start jobs by polling only.",
+                id="leasejobs.W004",
+            )
+        )
+    return found
+
+
+def pool_size(database: Mapping[str, Any]) -> int | None:
+    """Return how many connections the pool of an alias gives out at most; None without a pool."""
+    pool = database.get("OPTIONS", {}).get("pool")
+    if not pool:
+        return None
+    given = pool if isinstance(pool, dict) else {}
+    least = given.get("min_size", 4)  # psycopg_pool's default
+    return int(given.get("max_size") or least)
 
 
 @checks.register

@@ -30,6 +30,7 @@ class Settings:
     """Every option of `LEASEJOBS`, with its default."""
 
     DATABASE: str = "default"
+    LISTEN_DATABASE: str = ""
     LEASE_SECONDS: float = 30
     POLL_SECONDS: float = 1
     SHUTDOWN_SECONDS: float = 25
@@ -65,6 +66,12 @@ def database() -> str:
     return load().DATABASE
 
 
+def listen_database() -> str:
+    """Return the alias on which workers LISTEN: a direct one, where `DATABASE` is a pooler's."""
+    settings = load()
+    return settings.LISTEN_DATABASE or settings.DATABASE
+
+
 def problems(value: Any) -> list[str]:
     """Say in sentences what is wrong with a `LEASEJOBS` dictionary; empty when nothing is."""
     if not isinstance(value, dict):
@@ -80,6 +87,9 @@ def problems(value: Any) -> list[str]:
     alias = value.get("DATABASE", "default")
     if not isinstance(alias, str) or alias not in django_settings.DATABASES:
         found.append(f"LEASEJOBS['DATABASE'] names {alias!r}, which is not in DATABASES.")
+    direct = value.get("LISTEN_DATABASE", "")
+    if direct and (not isinstance(direct, str) or direct not in django_settings.DATABASES):
+        found.append(f"LEASEJOBS['LISTEN_DATABASE'] names {direct!r}, which is not in DATABASES.")
     bound = value.get("MAX_INTERRUPTIONS", 20)
     if not isinstance(bound, int) or isinstance(bound, bool) or bound < 0:
         found.append(f"LEASEJOBS['MAX_INTERRUPTIONS'] must be a count, not {bound!r}.")

@@ -101,7 +101,7 @@ class Listener(threading.Thread):
         while not self._stopping.is_set():
             # A connection of its own, in autocommit and never in a transaction: one that sat in
             # a transaction would fill the server's notification queue.
-            connection = connections.create_connection(conf.database())
+            connection = connections.create_connection(conf.listen_database())
             try:
                 connection.ensure_connection()
                 connection.connection.execute(f"LISTEN {CHANNEL}")

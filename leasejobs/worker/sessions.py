@@ -65,6 +65,8 @@ def discard_dirty() -> None:
         is_clean = is_idle and connection.get_autocommit() and not connection.in_atomic_block
         if not is_clean or raw in _changed:
             raw.close()
+            if getattr(connection, "pool", None):
+                connection.pool.putconn(raw)  # or the pool would wait for it for ever
             # The wrapper too: inside a broken block it would stay unusable for ever. Unless it is
             # a second one that the task made for itself.
             if any(known is connection for known in connections.all(initialized_only=True)):

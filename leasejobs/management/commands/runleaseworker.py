@@ -9,6 +9,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, ProgrammingError, connections
 
 from leasejobs import conf
+from leasejobs.checks import CONNECTIONS_OF_A_CHILD, pool_size
+from leasejobs.lanes import lanes
 from leasejobs.models import Job
 from leasejobs.worker.child import run_alone, run_child
 from leasejobs.worker.options import Options
@@ -89,6 +91,7 @@ class Command(BaseCommand):
         )
         if options["child"]:
             run_child(parsed)
+        _refuse_small_pool(parsed.threads)
         _refuse_unmigrated()
         if options["verbosity"]:
             self.stdout.write(
@@ -104,6 +107,17 @@ class Command(BaseCommand):
         status = Supervisor(parsed, arguments).run()
         if status:
             raise SystemExit(status)
+
+
+def _refuse_small_pool(threads: int) -> None:
+    """Say that threads would wait for one another's connections, before they do."""
+    size = pool_size(settings.DATABASES[conf.database()])
+    needed = CONNECTIONS_OF_A_CHILD + threads + sum(lane.threads for lane in lanes())
+    if size is not None and size < needed:
+        raise CommandError(
+            f"the pool of {conf.database()!r} has {size} connections and a child needs {needed}:"
+            ' raise OPTIONS["pool"]["max_size"] or lower --threads'
+        )
 
 
 def _refuse_unmigrated() -> None:
