@@ -169,7 +169,7 @@ def declared() -> tuple[Periodic, ...]:
 def fire_due(limit: int = 1_000) -> int:
     """Enqueue what is due by the database's clock; return how many jobs this call has created.
 
-    Workers call it about once a second and whenever `seconds_to_next_slot` says so. It costs one
+    Workers call it when `seconds_to_next_slot` says so, and now and then besides. It costs one
     query where nothing is due, and none where nothing is declared. Each schedule is a transaction
     of its own with `limit` jobs at most, oldest first; the next call goes on. One that cannot be
     enqueued is told as `schedule_failed`, stays where it is, is tried again after a while, and

@@ -50,6 +50,16 @@ def slots() -> list[datetime]:
     return sorted(map(slot_of, Job.objects.all()))
 
 
+def assert_once(first: datetime, end: datetime) -> None:
+    """Each second from `first` to `end` was fired and told once."""
+    found = [slot for slot in slots() if slot <= end]
+    assert found[0] == first
+    assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(seconds=1)}
+    refs = Notification.objects.values_list("event_ref", flat=True)
+    told = [slot for slot in map(datetime.fromisoformat, refs) if slot <= end]
+    assert sorted(told) == found
+
+
 def test_slot_of_a_process_killed_before_commit_is_fired_by_the_next(start_ticking):
     seen = database_now() - timedelta(seconds=3)
     Schedule.objects.create(name="every-second", last_slot=seen)
@@ -64,6 +74,25 @@ def test_slot_of_a_process_killed_before_commit_is_fired_by_the_next(start_ticki
     found = slots()
     assert found[0] - seen <= timedelta(seconds=1)
     assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(seconds=1)}
+
+
+def test_workers_fire_and_run_every_slot_once_though_their_children_are_killed(fleet):
+    settings = "tests.worker.clock_settings"
+    workers = [
+        fleet.start("--processes=2", "--threads=2", DJANGO_SETTINGS_MODULE=settings)
+        for _ in range(2)
+    ]
+    until(lambda: len(slots()) >= 2)
+    first = min(slots())
+
+    for number in range(6):
+        time.sleep(random.uniform(0.3, 1))
+        random.choice(until(workers[number % 2].children)).kill()
+    end = database_now()
+    until(lambda: max(slots()) >= end)
+    until_all(State.SUCCEEDED, [job.pk for job in Job.objects.all() if slot_of(job) <= end])
+
+    assert_once(first, end)
 
 
 def test_every_slot_is_fired_and_run_once_though_processes_are_killed(fleet, start_ticking):
@@ -92,9 +121,4 @@ def test_every_slot_is_fired_and_run_once_though_processes_are_killed(fleet, sta
     # The workers know the schedule, too, once they ran a tick.
     until_all(State.SUCCEEDED, [job.pk for job in Job.objects.all() if slot_of(job) <= end])
 
-    found = [slot for slot in slots() if slot <= end]
-    assert found[0] == first
-    assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(seconds=1)}
-    refs = Notification.objects.values_list("event_ref", flat=True)
-    told = [slot for slot in map(datetime.fromisoformat, refs) if slot <= end]
-    assert sorted(told) == found
+    assert_once(first, end)
