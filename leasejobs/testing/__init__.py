@@ -1,25 +1,45 @@
-"""For tests of projects that use leasejobs: make rows old instead of stubbing clocks."""
+"""For the tests of projects that use leasejobs.
 
-from datetime import timedelta
-from typing import Any
+The names are imported on first use: pytest imports this package at start, for its plugin, where
+Django may not be configured yet, or not be there at all.
+"""
 
-from django.db.models.functions import Now
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from leasejobs import conf
-from leasejobs.models import Job
-from leasejobs.states import WAITING
+if TYPE_CHECKING:
+    from leasejobs.testing.assertions import EnqueuedCall as EnqueuedCall
+    from leasejobs.testing.assertions import assert_enqueued as assert_enqueued
+    from leasejobs.testing.assertions import assert_not_enqueued as assert_not_enqueued
+    from leasejobs.testing.backends import DummyBackend as DummyBackend
+    from leasejobs.testing.backends import EagerBackend as EagerBackend
+    from leasejobs.testing.rows import expire_lease as expire_lease
+    from leasejobs.testing.rows import make_due as make_due
+    from leasejobs.testing.running import run_due as run_due
+    from leasejobs.testing.workers import WorkerProcess as WorkerProcess
+
+_HOME = {
+    "DummyBackend": "backends",
+    "EagerBackend": "backends",
+    "EnqueuedCall": "assertions",
+    "WorkerProcess": "workers",
+    "assert_enqueued": "assertions",
+    "assert_not_enqueued": "assertions",
+    "expire_lease": "rows",
+    "make_due": "rows",
+    "run_due": "running",
+}
+
+__all__ = sorted(_HOME)
 
 
-def expire_lease(row: Any) -> None:
-    """Let the lease of any `FencedModel` row have run out a second ago. Raises if it has none."""
-    model = type(row)
-    leased = model._base_manager.using(conf.database()).filter(pk=row.pk, lease_token__isnull=False)
-    if not leased.update(lease_expires_at=Now() - timedelta(seconds=1)):
-        raise AssertionError(f"{row!r} is not leased")
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
 
-def make_due(job: Job) -> None:
-    """Let a waiting job have been due for a second. Raises if it waits for nothing."""
-    waiting = Job.objects.using(conf.database()).filter(pk=job.pk, state__in=sorted(WAITING))
-    if not waiting.update(due_at=Now() - timedelta(seconds=1)):
-        raise AssertionError(f"{job!r} is not waiting")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
