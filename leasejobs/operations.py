@@ -29,6 +29,8 @@ from leasejobs.states import TRANSITIONS, State
 BATCH: Final = 500
 WAIT_SECONDS: Final = 5.0
 _LEAST_WAIT_SECONDS: Final = 0.01
+# Before the server looks for deadlocks (1 s): a batch holds keys and waits for others.
+_GLANCE_SECONDS: Final = 0.1
 _LARGEST_ID: Final = 2**63 - 1
 _MOST_URGENT: Final = -100
 
@@ -100,10 +102,10 @@ def pause(queue: str, *, actor: str, reason: str) -> bool:
 
     What runs goes on. The queue need not have a job yet.
     """
-    order = Order("pause", actor, reason)
+    order = _order_for_queue("pause", queue, actor, reason)
     alias = conf.database()
     with transaction.atomic(using=alias):
-        Queue.objects.using(alias).get_or_create(name=_queue_name(queue))
+        Queue.objects.using(alias).get_or_create(name=queue)
         running = Queue.objects.using(alias).filter(name=queue, paused_at__isnull=True)
         is_changed = bool(running.update(paused_at=Now()))
         if is_changed:
@@ -113,15 +115,21 @@ def pause(queue: str, *, actor: str, reason: str) -> bool:
 
 def resume(queue: str, *, actor: str, reason: str) -> bool:
     """Let workers claim from `queue` again, and wake them; False if it was not paused."""
-    order = Order("resume", actor, reason)
+    order = _order_for_queue("resume", queue, actor, reason)
     alias = conf.database()
     with transaction.atomic(using=alias):
-        paused = Queue.objects.using(alias).filter(name=_queue_name(queue), paused_at__isnull=False)
+        paused = Queue.objects.using(alias).filter(name=queue, paused_at__isnull=False)
         is_changed = bool(paused.update(paused_at=None))
         if is_changed:
             order.record(Queue, {queue: None}, alias)
             announce_claimable({queue: _MOST_URGENT}, alias)
     return is_changed
+
+
+def _order_for_queue(verb: str, queue: str, actor: str, reason: str) -> Order:
+    if not check_text("queue", queue).strip():
+        raise InvalidArguments("a queue needs a name")
+    return Order(verb, actor, reason)
 
 
 def _operate(order: Order, pks: Iterable[int]) -> dict[int, Verdict]:
@@ -143,7 +151,7 @@ def _all_at_once(order: Order, pks: Collection[int]) -> dict[int, Verdict] | Non
     """
     alias = conf.database()
     try:
-        with _bounded(alias, WAIT_SECONDS):
+        with _bounded(alias, _GLANCE_SECONDS):
             rows = _lock(pks, alias, skip_locked=True)
             absent = set(pks) - {row.pk for row in rows}
             if absent and Job.objects.using(alias).filter(pk__in=absent).exists():
@@ -228,12 +236,6 @@ def _judge(order: Order, row: Job) -> Verdict:
     if order.verb == "cancel" and row.state == State.RUNNING:
         return Verdict.REQUESTED
     return Verdict.REFUSED
-
-
-def _queue_name(name: str) -> str:
-    if not check_text("queue", name).strip():
-        raise InvalidArguments("a queue needs a name")
-    return name
 
 
 @contextlib.contextmanager

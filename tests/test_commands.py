@@ -278,6 +278,42 @@ def test_session_that_the_task_left_dirty_does_not_lose_its_outcome(monkeypatch)
 
 
 @two_sessions
+def test_outcome_that_the_database_refuses_ends_in_one_that_it_takes(monkeypatch):
+    def snooze_for_ever(value):
+        from datetime import timedelta
+
+        from leasejobs import Snooze
+
+        return Snooze(timedelta(days=10**8))
+
+    monkeypatch.setattr("tests.tasks.echo.func.__code__", snooze_for_ever.__code__)
+    job = JobFactory(task="tests.tasks.echo", args=[1])
+
+    assert "unrecordable_outcome" in refuse("run", job.pk)
+
+    assert whole(job)["state"] == State.FAILED
+
+
+@two_sessions
+def test_outcome_of_a_run_that_lost_its_lease_is_refused(monkeypatch):
+    def lose(value):
+        from leasejobs.models import Job
+        from leasejobs.recovery import recover_expired
+        from leasejobs.testing import expire_lease
+
+        expire_lease(Job.objects.get())
+        recover_expired()
+
+    monkeypatch.setattr("tests.tasks.echo.func.__code__", lose.__code__)
+    job = JobFactory(task="tests.tasks.echo", args=[1])
+
+    assert "the lease was lost" in refuse("run", job.pk)
+
+    assert whole(job)["crashes"] == 1
+    assert attempts_of(job)[0]["late_outcome"] == "succeeded"
+
+
+@two_sessions
 @pytest.mark.parametrize(
     "state", [State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELLED, State.PARKED]
 )

@@ -384,23 +384,54 @@ def test_operator_who_waits_for_one_row_holds_no_other():
     assert found == (running.pk,)
 
 
+TAKE_KEY = """
+INSERT INTO leasejobs_job (task, queue, priority, args, kwargs, key, key_scope, state, due_at,
+    created_at, max_attempts, max_crashes, on_crash, backoff)
+SELECT task, queue, priority, args, kwargs, key, key_scope, 2, due_at, created_at, max_attempts,
+    max_crashes, on_crash, backoff
+FROM leasejobs_job WHERE id = %s ON CONFLICT DO NOTHING
+"""
+
+
 @two_sessions
 def test_key_that_an_open_transaction_takes_makes_the_retry_wait_and_then_refuse():
     job = job_in(State.FAILED, key="k", key_scope=KeyScope.LIVE)
 
     with second_session() as other:
-        other.execute(
-            "INSERT INTO leasejobs_job (task, queue, priority, args, kwargs, key, key_scope, state,"
-            " due_at, created_at, max_attempts, max_crashes, on_crash, backoff)"
-            " SELECT task, queue, priority, args, kwargs, key, key_scope, 2, due_at, created_at,"
-            " max_attempts, max_crashes, on_crash, backoff FROM leasejobs_job"
-        )
+        other.execute(TAKE_KEY, [job.pk])
         with acting(lambda: retry([job.pk], **WHO)) as operator:
             wait_until_blocked(operator.pid)
             other.commit()
             verdicts = operator.result()
 
     assert verdicts == {job.pk: Verdict.KEY_TAKEN}
+
+
+@two_sessions
+def test_bulk_retry_and_a_producer_of_the_same_keys_do_not_deadlock():
+    first, second = (job_in(State.FAILED, key=k, key_scope=KeyScope.LIVE) for k in "ab")
+
+    with second_session() as producer:
+        producer.execute(TAKE_KEY, [second.pk])
+        with acting(lambda: retry([first.pk, second.pk], **WHO)) as operator:
+            wait_until_blocked(operator.pid)
+            producer.execute(TAKE_KEY, [first.pk])
+            producer.commit()
+            verdicts = operator.result()
+
+    assert verdicts[second.pk] is Verdict.KEY_TAKEN
+
+
+@two_sessions
+def test_transaction_that_merely_references_a_job_does_not_hold_an_operator_up():
+    job = job_in(State.PENDING)
+
+    with second_session() as other:
+        other.execute("SELECT 1 FROM leasejobs_job WHERE id = %s FOR KEY SHARE", [job.pk])
+        with acting(lambda: cancel([job.pk], **WHO)) as operator:
+            verdicts = operator.result()
+
+    assert verdicts == {job.pk: Verdict.MOVED}
 
 
 # Races, each with a winner and a loser

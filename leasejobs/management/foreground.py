@@ -50,7 +50,9 @@ def _run(command: BaseCommand, options: Mapping[str, Any]) -> None:
     try:
         outcome = executor.run(job, held, lambda: False)
         _discard_dirty(clean)
-        written = Written.WRITTEN if outcome is None else _write(held, outcome)
+        written = Written.WRITTEN
+        if outcome is not None:
+            written, outcome = _write(held, outcome)
     finally:
         heartbeat.stop()
         heartbeat.join()
@@ -121,8 +123,8 @@ def _why_not(pk: int) -> str:
     return f"Job {pk} is {name}; only a waiting job can be run. See `leasejobs retry`."
 
 
-def _write(held: Held, outcome: Outcome) -> Written:
-    """Write the outcome, again and again until the lease would be lost."""
+def _write(held: Held, outcome: Outcome) -> tuple[Written, Outcome]:
+    """Write the outcome, again and again until the lease would be lost; return what was written."""
     is_replaced = False
     while True:
         try:
@@ -140,9 +142,9 @@ def _write(held: Held, outcome: Outcome) -> Written:
                 ) from error
             written, pause = Written.BUSY, _AWAY_SECONDS
         if written is not Written.BUSY:
-            return written
+            return written, outcome
         if held.is_lost:
-            return Written.LOST
+            return Written.LOST, outcome
         time.sleep(pause)
 
 
