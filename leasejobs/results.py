@@ -186,7 +186,7 @@ def _read(result_id: str) -> Job:
     # Only what str() makes of an id: "007" is nobody's.
     if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdigit()):
         raise _does_not_exist(result_id)
-    if len(result_id) > 19 or str(int(result_id)) != result_id or int(result_id) >= 2**63:
+    if len(result_id) > 19 or str(int(result_id)) != result_id:
         raise _does_not_exist(result_id)
     rows = Job.objects.using(conf.database()).filter(pk=int(result_id))
     try:

@@ -163,6 +163,16 @@ def test_id_that_no_job_has_is_told(result_id):
 
 
 @pytest.mark.django_db
+def test_id_is_taken_only_as_it_was_given():
+    job = JobFactory()
+
+    assert backend.get_result(str(job.pk)).job_id == job.pk
+    for other in (f"0{job.pk}", f" {job.pk}", f"+{job.pk}", f"{job.pk}.0", job.pk):
+        with pytest.raises(TaskResultDoesNotExist):
+            backend.get_result(other)
+
+
+@pytest.mark.django_db
 def test_result_of_another_task_is_a_mismatch():
     result = tasks.echo.enqueue(1)
 
@@ -296,7 +306,7 @@ def test_wait_inside_the_transaction_that_enqueued_is_refused():
     with transaction.atomic():
         result = tasks.noop.enqueue()
         with pytest.raises(RuntimeError, match="committed"):
-            result.wait()
+            result.wait(5)
 
 
 @pytest.mark.django_db

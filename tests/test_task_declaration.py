@@ -400,7 +400,7 @@ def dated(day: Any = date(2026, 1, 2), ref: Any = REF) -> None: ...
 noop_elsewhere = tasks.noop
 
 
-class Colour(enum.StrEnum):
+class Colour(str, enum.Enum):  # noqa: UP042 - its format() is "Colour.RED" on some versions
     RED = "red"
 
 
@@ -474,6 +474,7 @@ def test_deadline_of_a_call_is_an_instant_or_a_duration_whichever_came_last():
     once.enqueue()
 
     assert Job.objects.get().deadline_at == instant
+    assert (once.expires_at, once.expires_after) == (instant, None)
     assert (back.expires_at, back.expires_after) == (None, timedelta(1))
 
 
@@ -559,6 +560,11 @@ def test_template_keeps_a_second_job_out():
 
     assert (first.created, second.created, second.job_id) == (True, False, first.job_id)
     assert templated.enqueue(8).created
+
+
+def test_tenant_and_key_of_a_call_have_to_fit_one_index_entry():
+    with pytest.raises(InvalidArguments, match="together"):
+        tasks.noop.using(key="\N{GRINNING FACE}" * 500).using(tenant="\N{GRINNING FACE}" * 200)
 
 
 # on_dead
@@ -689,9 +695,12 @@ def test_task_module_that_breaks_says_who_imported_it(tmp_path, monkeypatch, set
     assert "'work'" in caught.value.__notes__[0]
 
 
-def test_function_declared_with_django_is_known_to_the_registry():
-    assert of_django.module_path in registry.known()
-    assert registry.find(of_django.module_path) is of_django
+def test_function_declared_with_django_is_known_to_the_registry(own_registry):
+    made = django_task(plain)
+    made.using(priority=5)
+
+    assert registry.tasks() == (made,)
+    assert registry.find(made.module_path) is made
 
 
 def test_name_under_which_a_task_is_imported_elsewhere_finds_it(own_registry):
