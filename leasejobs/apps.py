@@ -16,4 +16,14 @@ class LeaseJobsConfig(AppConfig):
     def ready(self) -> None:
         """Register system checks and connect receivers."""
         # Connected on import.
-        from leasejobs import checks, receivers, task_signals, wakeup  # noqa: F401
+        from leasejobs import (  # noqa: F401
+            checks,
+            metrics,
+            receivers,
+            registry,
+            task_signals,
+            wakeup,
+        )
+
+        known = registry.known
+        metrics.TASKS.knows = lambda name: name in known()

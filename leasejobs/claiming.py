@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.db import IntegrityError, connections, transaction
@@ -13,10 +14,11 @@ from django.db.models import F
 from django.db.models.base import ModelState
 from django.db.models.functions import Now
 
-from leasejobs import conf
+from leasejobs import conf, signals
 from leasejobs.fencing import Lease, local_clock
 from leasejobs.models import Job, Queue
 from leasejobs.models.job import JobQuerySet
+from leasejobs.sessions import after_commit
 from leasejobs.states import State
 
 
@@ -133,8 +135,11 @@ def _claim(
         rows = sorted(cursor.fetchall(), key=lambda row: row[:3])  # RETURNING keeps no order
     if not rows:
         return []
+    waits = [max(0.0, rows[0][-2] - row[1]) for row in rows]
     claimed_at = datetime.fromtimestamp(rows[0][-2], tz=UTC)
     expires_at = datetime.fromtimestamp(rows[0][-1], tz=UTC)
+    told = partial(signals.jobs_claimed.send_robust, sender=Job, queue=queue, waits=waits)
+    after_commit(told, alias)
     claimed = []
     for (
         priority, due_at, pk, epoch, task, tenant, args, kwargs, attempts, on_crash, checkpoint,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from django.db import Error
 
-from leasejobs import registry, scope, signals, task_signals
+from leasejobs import receivers, registry, scope, signals, task_signals
 from leasejobs.claiming import Unreadable
 from leasejobs.context import JobContext, to_json
 from leasejobs.exceptions import LeaseLost, UnknownTask
@@ -38,6 +38,11 @@ UNKNOWN_TASK_DELAY: Final = timedelta(seconds=30)
 
 def run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
     """Run one attempt and return its outcome; None if the task completed itself in `fenced()`."""
+    with receivers.attempt_context(job):
+        return _run(job, held, stopping)
+
+
+def _run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
     try:
         task: Any = registry.find(job.task)
     except UnknownTask as error:
@@ -45,7 +50,7 @@ def run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
             sender=Job,
             event="task_unknown",
             level=logging.WARNING,
-            fields={"job_id": job.pk, "task": job.task, "reason": str(error)},
+            fields={"task": job.task, "reason": str(error)},
         )
         return Snoozed(UNKNOWN_TASK_DELAY)
     if any(isinstance(value, Unreadable) for value in (job.args, job.kwargs, job.checkpoint)):

@@ -8,13 +8,14 @@ hurt its neighbours; what is locked or fails is found again by the next sweep.
 import contextlib
 import enum
 import random
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from django.db import DatabaseError, transaction
-from django.db.models import F, Value
+from django.db.models import DurationField, ExpressionWrapper, F, Value
 from django.db.models.functions import Greatest, Now
 
 from leasejobs import conf, policy, signals
@@ -99,20 +100,22 @@ def release_forgotten(holder: str, tokens: Sequence[uuid.UUID]) -> int:
     return len(forgotten)
 
 
-def settle_dead(holder: str, begun: Mapping[tuple[int, int], Cause]) -> int:
+def settle_dead(
+    holder: str, begun: Mapping[tuple[int, int], Cause], died_at: float | None = None
+) -> int:
     """Take back every row of a holder that is certainly dead; return how many it still holds.
 
     `begun` names, by (pk, epoch), the rows whose body began and what is to be said of each: they
     are recovered, or interrupted if that is the cause. All others go back uncharged. A row that is
     still locked, by a statement the dead holder left running on the server, is counted in the
-    result; call again until it is 0.
+    result; call again until it is 0. `died_at` is when it was seen dead, by `time.monotonic()`.
     """
     alias = conf.database()
     held = Job.objects.using(alias).running().filter(leased_by=holder).order_by("id")
     rows = list(held.values_list("pk", "epoch"))
     for pk, epoch in rows:
         if (pk, epoch) in begun:
-            _recover(pk, begun[pk, epoch], holder)
+            _recover(pk, begun[pk, epoch], holder, died_at)
     _release_all([pk for pk, epoch in rows if (pk, epoch) not in begun], holder)
     return held.count() if rows else 0
 
@@ -130,14 +133,19 @@ def _release_all(pks: Sequence[int], holder: str) -> None:
                     _release([pk], holder)
 
 
-def _recover(pk: int, cause: Cause, holder: str | None = None) -> bool:
+def _recover(
+    pk: int, cause: Cause, holder: str | None = None, died_at: float | None = None
+) -> bool:
     """End one lost run under its row's lock; False where the row is busy or no longer lost."""
     alias = conf.database()
     lost = Job.objects.using(alias).running().filter(pk=pk)
     lost = lost.expired() if holder is None else lost.filter(leased_by=holder)
     is_recovered = False
     with _reporting(pk), transaction.atomic(using=alias):
-        row = lost.deciding().select_for_update(no_key=True, skip_locked=True).first()
+        # By the database's clock, as the expiry is.
+        overdue = ExpressionWrapper(Now() - F("lease_expires_at"), DurationField())
+        judged = lost.deciding().annotate(overdue=overdue)
+        row = judged.select_for_update(no_key=True, skip_locked=True).first()
         if row is None:
             return False
         draw = random.random()
@@ -148,9 +156,13 @@ def _recover(pk: int, cause: Cause, holder: str | None = None) -> bool:
         else:
             move = policy.after_crash(row, cause, draw)
         write_end(row, move)
+        if holder is None:
+            seconds: float | None = row.overdue.total_seconds()
+        else:
+            seconds = None if died_at is None else time.monotonic() - died_at
         recovered = partial(
             signals.jobs_recovered.send_robust, sender=Job, pk=pk, holder=row.leased_by,
-            cause=cause, state=move.state,
+            cause=cause, state=move.state, seconds=seconds,
         )  # fmt: skip
         after_commit(recovered, alias)
         if move.state == State.PENDING:

@@ -8,11 +8,16 @@ from django.dispatch import Signal
 
 # alias, queues: {queue: most urgent priority} claimable now, enqueued or taken back
 jobs_claimable = Signal()
+# queue, waits: a batch was claimed; for how many seconds each of its rows had been due
+jobs_claimed = Signal()
+# runs: [(queue, task, seconds)] of task bodies that ended; sent by a worker once per flush
+bodies_returned = Signal()
 # attempts: list of leases.Ended; sent once per committed batch
 attempts_ended = Signal()
 # lease, outcome: a holder's outcome or write was refused
 lease_lost = Signal()
-# pk, holder, cause, state: the row of a dead or silent holder was taken back
+# pk, holder, cause, state, seconds: the row of a dead or silent holder was taken back, so long
+# after its lease expired or its process was seen dead (None: not known)
 jobs_recovered = Signal()
 # pks: rows that passed their deadline were cancelled
 jobs_expired = Signal()

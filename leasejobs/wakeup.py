@@ -6,6 +6,7 @@ would take a lock that serialises the commits of the whole cluster (16.0k to 7.6
 may be swallowed: after a wake-up a worker claims once more an interval later.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from django.dispatch import receiver
 from leasejobs import conf, signals
 from leasejobs.models import Job
 from leasejobs.policy import Backoff
+from leasejobs.redaction import say
 from leasejobs.sessions import after_commit
 
 CHANNEL: Final = "leasejobs"
@@ -106,12 +108,15 @@ class Listener(threading.Thread):
                 connection.ensure_connection()
                 connection.connection.execute(f"LISTEN {CHANNEL}")
                 failures, self.is_connected = 0, True
+                _tell("listener_connected", logging.DEBUG)
                 self._wake(Wake())
                 while not self._stopping.is_set():
                     for notification in connection.connection.notifies(timeout=_READ_SECONDS):
                         self._wake(Wake.parse(notification.payload))
-            except (Error, psycopg.Error):
+            except (Error, psycopg.Error) as error:
                 failures += 1
+                retry = _RECONNECT.delay(failures, 0).total_seconds()
+                _tell("listener_lost", logging.WARNING, reason=say(error), retry_seconds=retry)
             finally:
                 self.is_connected = False
                 connection.close()
@@ -120,3 +125,7 @@ class Listener(threading.Thread):
     def stop(self) -> None:
         """Ask the thread to end; it does within a second."""
         self._stopping.set()
+
+
+def _tell(event: str, level: int, **fields: object) -> None:
+    signals.worker_changed.send_robust(sender=Listener, event=event, level=level, fields=fields)

@@ -19,6 +19,7 @@ class Item:
     slot: int
     laid_at: float = field(default_factory=time.monotonic)
     failures: int = 0  # to write its outcome
+    seconds: float | None = None  # its body ran; None while it has not returned
 
 
 class Bench:

@@ -8,12 +8,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
 from leasejobs import registry, signals
+from leasejobs.worker.health import Monitor
 from leasejobs.worker.loop import Loop
 from leasejobs.worker.options import Options
 from leasejobs.worker.reloading import watch_code
@@ -37,7 +39,7 @@ def run_child(options: Options) -> None:
     _run_and_exit(loop)
 
 
-def run_alone(options: Options) -> None:
+def run_alone(options: Options, monitor: Monitor | None = None) -> None:
     """Run one loop in this process, without a supervisor, and exit it.
 
     A job that runs over its time, or over the grace period of a shutdown, cannot be killed without
@@ -45,8 +47,12 @@ def run_alone(options: Options) -> None:
     """
     prefix = f"{options.holder}@" if options.holder else ""
     holder = f"{prefix}{socket.gethostname()}:{os.getpid()}.0:{secrets.token_hex(6)}"
-    loop = _prepared(options, holder, Slots.create(SLOTS), None)
+    slots = Slots.create(SLOTS)
+    loop = _prepared(options, holder, slots, None)
     _stop_by_signal(loop, (signal.SIGTERM, signal.SIGINT), ())
+    if monitor is not None:
+        patience = max(3 * options.poll, options.lease)
+        monitor.serve(time.monotonic, lambda: [slots.ready_at], patience)
     _run_and_exit(loop)
 
 

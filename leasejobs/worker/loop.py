@@ -226,7 +226,8 @@ class Loop:
             reached("returned")
             sessions.discard_dirty()
             used_at = time.monotonic()
-            self._claimer.observe(used_at - began)
+            item.seconds = used_at - began
+            self._claimer.observe(item.seconds)
             self._settler.put(item, outcome)
         connections.close_all()
 

@@ -49,6 +49,7 @@ class Settler(threading.Thread):
         self._on_settled = on_settled
         self._on_flushed = on_flushed
         self._done: deque[Done] = deque()
+        self._ran: list[tuple[str, str, float]] = []
         self._some = threading.Event()
         self._enough = threading.Event()
         self._stopping = False
@@ -125,6 +126,9 @@ class Settler(threading.Thread):
             if outcome is not None and self._end(item, outcome) is Written.BUSY:
                 waiting.append((item, outcome))
         reached("settled")
+        if self._ran:
+            ran, self._ran = self._ran, []
+            signals.bodies_returned.send_robust(sender=Settler, runs=ran)
         if batch:
             self._on_flushed()
         return waiting
@@ -159,6 +163,8 @@ class Settler(threading.Thread):
     def _settled(self, item: Item, outcome: Outcome | None) -> None:
         self._on_settled(item, outcome)
         item.slot = -1
+        if item.seconds is not None:
+            self._ran.append((item.job.queue, item.job.task, item.seconds))
 
 
 def _tell(event: str, level: int, error: Error, **fields: object) -> None:

@@ -28,6 +28,7 @@ from leasejobs import signals
 from leasejobs.lanes import lane_number, lanes
 from leasejobs.policy import Backoff
 from leasejobs.recovery import Cause, settle_dead
+from leasejobs.worker.health import Monitor
 from leasejobs.worker.loop import DRAINED, RECYCLED
 from leasejobs.worker.options import Options
 from leasejobs.worker.registration import Registration
@@ -92,7 +93,9 @@ class _Dead:
 class Supervisor:
     """Runs `options.processes` children until signalled, or until all of them have drained."""
 
-    def __init__(self, options: Options, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, options: Options, arguments: Sequence[str], monitor: Monitor | None = None
+    ) -> None:
         self._options = options
         self._command = [*python_command(), "runleaseworker", "--child", *arguments]
         self._children: dict[int, _Child] = {}
@@ -106,11 +109,15 @@ class Supervisor:
         prefix = f"{options.holder}@" if options.holder else ""
         self._name = f"{prefix}{socket.gethostname()}:{os.getpid()}"
         self._registration = Registration(f"{self._name}:{secrets.token_hex(6)}", options)
+        self._monitor = monitor
+        self._turned_at = time.monotonic()
+        self._rounds_at: list[float] = []
 
     def run(self) -> int:
         """Supervise; return the exit status, 0 after a shutdown or a drain."""
         with self._woken_by_signals():
             emit("worker_started", processes=self._options.processes, pid=os.getpid())
+            self._serve()
             while True:
                 self._bury()
                 self._settle()
@@ -120,6 +127,7 @@ class Supervisor:
                 self._enforce_timeouts()
                 self._enforce_shutdown()
                 self._registration.report()
+                self._look_round()
                 self._selector.select(self._pause())
                 self._drain_wakeups()
             emit("worker_stopped", pid=os.getpid())
@@ -127,6 +135,19 @@ class Supervisor:
         self._turn.close()
         connections.close_all()
         return 0
+
+    def _serve(self) -> None:
+        if self._monitor is not None:
+            patience = max(3 * self._options.poll, self._options.lease)
+            self._monitor.serve(lambda: self._turned_at, lambda: self._rounds_at, patience)
+            emit("metrics_listening", port=self._monitor.port)
+
+    def _look_round(self) -> None:
+        """Note what /healthz and /readyz tell, from another thread, of us and our children."""
+        at = {child.number: child.slots.ready_at for child in self._children.values()}
+        numbers = [] if self._signals else self._start_at
+        self._rounds_at = [at.get(number, 0.0) for number in numbers]
+        self._turned_at = time.monotonic()
 
     def _on_signal(self, number: int, frame: object) -> None:
         # Only flags here: a handler may interrupt anything, a logging lock included.
@@ -168,6 +189,8 @@ class Supervisor:
             DESCRIPTORS_VARIABLE: ",".join(map(str, passed)),
             "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE,
         }
+        if self._monitor is not None:
+            environment |= self._monitor.child_environment(holder)
         try:
             process = subprocess.Popen(
                 self._command, env=environment, pass_fds=passed, stdin=subprocess.DEVNULL
@@ -189,6 +212,8 @@ class Supervisor:
             begun = child.begun(is_shutdown)
             self._dead.append(_Dead(child.holder, begun, child.slots.is_empty()))
             child.slots.close()
+            if self._monitor is not None:
+                self._monitor.bury(child.holder)
             if self._signals:
                 continue
             if status == DRAINED:
@@ -220,7 +245,7 @@ class Supervisor:
         now = time.monotonic()
         for dead in list(self._dead):
             try:
-                left = settle_dead(dead.holder, dead.begun.get(0, {}))
+                left = settle_dead(dead.holder, dead.begun.get(0, {}), dead.died_at)
                 for lane in lanes():
                     left += lane.settle(dead.holder, dead.begun.get(lane_number(lane.name), {}))
             except Error:

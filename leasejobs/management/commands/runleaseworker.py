@@ -1,5 +1,6 @@
 """`manage.py runleaseworker`: parse the options and hand over to `leasejobs.worker`."""
 
+import contextlib
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from leasejobs.checks import CONNECTIONS_OF_A_CHILD, pool_size
 from leasejobs.lanes import lanes
 from leasejobs.models import Job
 from leasejobs.worker.child import run_alone, run_child
+from leasejobs.worker.health import Monitor
 from leasejobs.worker.options import Options
 from leasejobs.worker.supervisor import Supervisor
 
@@ -65,6 +67,10 @@ class Command(BaseCommand):
             help="replace a child whose resident memory has grown beyond so many MB",
         )  # fmt: skip
         parser.add_argument(
+            "--metrics-port", type=_port, metavar="PORT",
+            help="answer /healthz, /readyz and /metrics on this port; 0 takes a free one",
+        )  # fmt: skip
+        parser.add_argument(
             "--reload", action=BooleanOptionalAction, default=settings.DEBUG,
             help="replace children when code changes (default: DEBUG)",
         )  # fmt: skip
@@ -91,6 +97,13 @@ class Command(BaseCommand):
         )
         if options["child"]:
             run_child(parsed)
+        with _monitor(options["metrics_port"]) as monitor:
+            status = self._supervise(parsed, options, monitor)
+        if status:
+            raise SystemExit(status)
+
+    def _supervise(self, parsed: Options, options: dict[str, Any], monitor: Monitor | None) -> int:
+        """Run the worker until it ends; return its exit status."""
         _refuse_small_pool(parsed.threads)
         _refuse_unmigrated()
         if options["verbosity"]:
@@ -99,14 +112,24 @@ class Command(BaseCommand):
                 f" {parsed.processes or 'no child'} x {parsed.threads} threads;"
                 " Ctrl-C or SIGTERM to stop."
             )
+            if monitor is not None:
+                self.stdout.write(f"Health and metrics are on port {monitor.port}.")
         if not parsed.processes:
-            run_alone(parsed)
+            run_alone(parsed, monitor)
         arguments = _arguments(parsed)
         if options["pythonpath"]:
             arguments.append(f"--pythonpath={options['pythonpath']}")
-        status = Supervisor(parsed, arguments).run()
-        if status:
-            raise SystemExit(status)
+        return Supervisor(parsed, arguments, monitor).run()
+
+
+def _monitor(port: int | None) -> contextlib.AbstractContextManager[Monitor | None]:
+    """Take the port before anything else is done."""
+    if port is None:
+        return contextlib.nullcontext()
+    try:
+        return Monitor(port)
+    except OSError as error:
+        raise CommandError(f"--metrics-port {port} cannot be had: {error.strerror}") from error
 
 
 def _refuse_small_pool(threads: int) -> None:
@@ -160,6 +183,12 @@ def _count(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        raise ArgumentTypeError(f"must be a port, from 0 to 65535, not {text!r}")
+    return int(text)
 
 
 def _seconds(least: float) -> Callable[[str], float]:
