@@ -34,9 +34,10 @@ _LEASE: Final = timedelta(hours=1)
 def run_due(queue: str | None = None, *, limit: int = 100, until_empty: bool = True) -> list[Job]:
     """Run what is due, in this thread and on this connection; return one `Job` for each run.
 
-    Does what a worker's tick does: takes back rows whose lease ran out, promotes what came due,
-    then claims and runs the most urgent job, of `queue` only if that is given, until nothing is
-    due: also what those jobs enqueue, continue or retry without a delay. Works inside TestCase.
+    Does what a worker's tick does: takes back rows whose lease ran out, cancels those past their
+    deadline, promotes what came due, then claims and runs the most urgent job, of `queue` only if
+    that is given, until nothing is due: also what those jobs enqueue, continue or retry without a
+    delay. Works inside TestCase. No timeout is enforced, and no lane but the jobs' is run.
 
     Each `Job` returned is the row as its run left it, in the order of the runs; one that
     continued twice and then succeeded is there three times. What the jobs raise is on their rows
@@ -105,7 +106,7 @@ def _run_once(queue: str | None, limit: int) -> Iterator[Job]:
 
 def _tick() -> None:
     recovery.recover_expired()
-    while recovery.promote():
+    while recovery.expire() or recovery.promote():
         pass
 
 

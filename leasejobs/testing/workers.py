@@ -54,6 +54,8 @@ class WorkerProcess:
         options: Sequence[str] = (),
         timeout: float = 30,
     ) -> None:
+        if processes < 1:
+            raise ValueError("a WorkerProcess is a supervisor: it needs a child process")
         _refuse_transaction()
         self.timeout = timeout
         self._kept = ""

@@ -226,11 +226,27 @@ def test_job_whose_lock_is_held_is_not_run(db):
     assert run_due() == [free]
 
 
-def test_job_past_its_deadline_is_not_run(db):
+def test_job_past_its_deadline_is_cancelled_and_not_run(db):
     JobFactory()
     Job.objects.update(deadline_at=Now() - timedelta(seconds=1))
 
     assert run_due() == []
+
+    job = Job.objects.get()
+    assert (job.state, job.failure_code, job.epoch) == (State.CANCELLED, "expired", 0)
+
+
+def test_task_that_failed_for_good_hands_over_to_the_one_for_the_dead(db):
+    job = JobFactory(
+        task=tasks.discard.module_path, args=["gone"],
+        on_dead={"task": tasks.noop.module_path, "queue": "default", "max_attempts": 1,
+                 "max_crashes": 1},
+    )  # fmt: skip
+
+    ran = run_due()
+
+    assert ran[0] == job
+    assert ran[1].kwargs == {"job_id": job.pk, "reason": "gone"}
 
 
 def test_unknown_task_is_put_off_and_not_raised(db):

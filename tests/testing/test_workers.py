@@ -140,6 +140,11 @@ def test_process_that_a_task_leaves_is_killed_and_told():
     until(lambda: is_gone(worker.pid))
 
 
+def test_worker_without_a_child_is_refused():
+    with pytest.raises(ValueError, match="needs a child"):
+        WorkerProcess(processes=0)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_project_without_a_settings_module_is_told(monkeypatch):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
