@@ -2,8 +2,8 @@
 
 `LEASEJOBS_POINTS` in the environment of `runleaseworker` holds one rule or several, separated by
 spaces: `point=action[:nth]`, where the action is `kill` (SIGKILL), `stop` (SIGSTOP), `exit`
-(status 70) or `wait` (until the file of that name is removed), and `nth`, from 1, says at which
-passing. `LEASEJOBS_POINTS_DIRECTORY` names a directory in which each rule that fired leaves the
+(status 70), `raise` (a RuntimeError) or `wait` (until the file of that name is removed), and
+`nth`, from 1, says at which passing. `LEASEJOBS_POINTS_DIRECTORY` names a directory in which each rule that fired leaves the
 file `point`, holding the process id; a rule fires once for all children that share it.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from leasejobs import points
 
-ACTIONS = ("kill", "stop", "exit", "wait")
+ACTIONS = ("kill", "stop", "exit", "raise", "wait")
 
 
 def install_from_environment() -> None:
@@ -67,6 +67,8 @@ def _act(action: str, mark: Path) -> None:
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "exit":
             os._exit(70)
+        case "raise":
+            raise RuntimeError("a test raises here")
         case "wait":
             while mark.exists():
                 time.sleep(0.01)

@@ -1,6 +1,7 @@
 """Supervisors and whole hosts that die; workers that come and go beside others."""
 
 import pytest
+from django.db import connection
 
 from leasejobs.models import Attempt, Job
 from leasejobs.states import State
@@ -113,3 +114,44 @@ def test_rows_deleted_while_they_run_hurt_nobody(fleet, tmp_path):
 
     assert worker.child().pid == child.pid
     assert not Job.objects.filter(pk=gone).exists()
+
+
+@pytest.mark.crash
+def test_child_whose_main_thread_dies_goes_with_it(fleet):
+    """One that renewed its leases and claimed nothing would look alive."""
+    worker = fleet.start("--lease=60", points="claimed=raise")
+
+    job_id = plain.noop.enqueue().job_id
+    died = worker.point_process("claimed")
+    job = until_state(job_id, State.SUCCEEDED)
+
+    assert outcomes(job_id) == ["released", "succeeded"]
+    assert (job.attempts, job.crashes) == (1, 0)
+    assert worker.child().pid != died
+    assert "a test raises here" in worker.output()
+
+
+@pytest.mark.crash
+def test_supervisor_outlives_a_table_that_is_missing_when_a_child_dies(fleet, tmp_path):
+    worker = fleet.start("--lease=60")
+    job_id = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id
+    until_noted(tmp_path, "begin", job_id)
+    child = worker.child()
+
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE leasejobs_attempt RENAME TO leasejobs_attempt_away")
+        child.kill()
+        until(lambda: not is_alive(child))
+        until(lambda: worker.children() and worker.child().pid != child.pid)
+        assert state_of(job_id) is State.RUNNING
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "ALTER TABLE IF EXISTS leasejobs_attempt_away RENAME TO leasejobs_attempt"
+            )
+    (tmp_path / "finish").touch()
+
+    until_state(job_id, State.SUCCEEDED)
+    assert outcomes(job_id) == ["lost", "succeeded"]
+    assert worker.process.poll() is None
