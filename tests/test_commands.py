@@ -15,8 +15,8 @@ from django.db import connection
 from django.utils import timezone
 
 from example_project.postgres import PROJECT
-from leasejobs import operations
-from leasejobs.management import doctor, probes
+from leasejobs import operations, recovery
+from leasejobs.management import doctor, operating, probes
 from leasejobs.models import Job, OperatorAction, Queue, Worker
 from leasejobs.states import State
 from tests import tasks
@@ -274,7 +274,9 @@ def test_session_that_the_task_left_dirty_does_not_lose_its_outcome(monkeypatch)
 
     run("run", job.pk)
 
-    assert whole(job)["state"] == State.SUCCEEDED
+    with second_session() as other:
+        found = other.execute("SELECT state FROM leasejobs_job").fetchone()
+    assert found == (State.SUCCEEDED,)
 
 
 @two_sessions
@@ -377,9 +379,13 @@ def test_foreground_run_is_renewed_while_it_lasts(settings, tmp_path):
     settings.LEASEJOBS = {"LEASE_SECONDS": 1}
     job = JobFactory(task="tests.tasks.run_and_note", args=[str(tmp_path), 2.0])
 
-    run("run", job.pk)
+    def recover_all_the_while():
+        until(lambda: recovery.recover_expired() or whole(job)["state"] == State.SUCCEEDED)
 
-    assert whole(job)["state"] == State.SUCCEEDED
+    with acting(recover_all_the_while):
+        run("run", job.pk)
+
+    assert (whole(job)["state"], whole(job)["epoch"]) == (State.SUCCEEDED, 1)
 
 
 def test_command_line_run_exits_with_the_outcome_as_its_status(worker_env):
@@ -473,11 +479,38 @@ def test_filter_never_reaches_what_the_verb_does_not_move():
 
 @pytest.mark.django_db
 def test_many_matching_jobs_are_moved_slice_by_slice(monkeypatch):
-    monkeypatch.setattr("leasejobs.management.operating._SLICE", 3)
+    monkeypatch.setattr(operating, "_SLICE", 3)
     for _ in range(8):
         job_in(State.FAILED)
 
     assert run("retry", "--state=failed", "--yes", WHY) == "retry: 8 moved\n"
+
+
+@pytest.mark.django_db
+def test_filter_leaves_alone_what_was_moved_since_it_looked(monkeypatch):
+    slices = operating._slices
+    job = job_in(State.FAILED)
+
+    def move_meanwhile(jobs):
+        for found in slices(jobs):
+            Job.objects.update(revision=1)  # failed anew, in another way
+            yield found
+
+    monkeypatch.setattr(operating, "_slices", move_meanwhile)
+
+    assert "1 stale" in refuse("retry", "--state=failed", "--yes", WHY)
+
+    assert whole(job)["state"] == State.FAILED
+
+
+@pytest.mark.django_db
+def test_filter_passes_over_what_it_cannot_move(monkeypatch):
+    monkeypatch.setattr(operating, "_SLICE", 1)
+    for key in ("k", ""):
+        job_in(State.FAILED, key=key, key_scope="live")
+    job_in(State.PENDING, key="k", key_scope="live")
+
+    assert "1 key_taken, 1 moved" in refuse("retry", "--state=failed", "--yes", WHY)
 
 
 @pytest.mark.django_db
