@@ -398,6 +398,37 @@ def test_command_line_run_exits_with_the_outcome_as_its_status(worker_env):
     assert "card_expired" in result.stderr
 
 
+@two_sessions
+def test_job_of_a_task_that_no_code_here_knows_is_not_claimed():
+    job = JobFactory(task="gone.task")
+    before = whole(job)
+
+    assert "no task 'gone.task'" in refuse("run", job.pk)
+
+    assert whole(job) == before
+
+
+# A task module that breaks
+
+
+@pytest.fixture
+def broken_modules(settings, tmp_path, monkeypatch):
+    """Let the task module of an app raise at its import."""
+    package = tmp_path / "broken_app"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "broken_tasks.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "broken_app"]
+    settings.LEASEJOBS = {"TASK_MODULES": ("broken_tasks",)}
+
+
+@two_sessions
+def test_task_module_that_breaks_is_a_sentence(broken_modules):
+    for arguments in (("tasks",), ("enqueue", "tests.tasks.noop"), ("doctor",)):
+        assert "ZeroDivisionError: division by zero" in refuse(*arguments)
+
+
 # retry, cancel, park
 
 

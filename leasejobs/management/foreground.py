@@ -19,6 +19,7 @@ from leasejobs import conf, executor, fencing, leases
 from leasejobs.fencing import Lease
 from leasejobs.heartbeat import Heartbeat, Held
 from leasejobs.leases import Written
+from leasejobs.management import finding
 from leasejobs.management.arguments import job_id
 from leasejobs.models import Job
 from leasejobs.outcomes import Failed, Failure, Outcome, Succeeded
@@ -41,6 +42,9 @@ def add(verbs: Any) -> None:
 
 def _run(command: BaseCommand, options: Mapping[str, Any]) -> None:
     duration = conf.load().lease
+    # Before the claim: of a task that is not known here, nothing is to be charged.
+    for name in Job.objects.using(conf.database()).filter(pk=options["id"]).values_list("task"):
+        finding.find(*name)
     job, lease = _claim(options["id"], duration)
     held = Held(lease)
     heartbeat = Heartbeat(duration, lambda _: None, _tell_of_cancel)

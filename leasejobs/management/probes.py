@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import django
 import psycopg
+from django.core.management.base import CommandError
 from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.models.functions import Now
@@ -14,6 +15,7 @@ from django.db.models.functions import Now
 import leasejobs
 from leasejobs import registry
 from leasejobs.exceptions import UnknownTask
+from leasejobs.management import finding
 from leasejobs.models import Attempt, Job, Worker
 from leasejobs.models.job import JobQuerySet
 from leasejobs.states import WAITING
@@ -177,7 +179,10 @@ def workers(alias: str) -> Answer:
 
 def tasks(alias: str) -> Answer:
     """Whether the code here knows the tasks of the jobs that wait or run."""
-    registry.autodiscover()
+    try:
+        finding.discover()
+    except CommandError as error:
+        return "problem", str(error), "A worker that starts from this code fails in the same way."
     jobs: JobQuerySet = Job.objects.using(alias)
     names: set[str] = set()
     waiting = jobs.filter(state__in=sorted(WAITING)).order_by("due_at", "pk")

@@ -6,10 +6,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leasejobs import registry
 from leasejobs.backend import LeaseBackend
 from leasejobs.compat import InvalidTask
 from leasejobs.declare import Task
+from leasejobs.management import finding
 from leasejobs.management.arguments import integer, json_of
 
 
@@ -35,8 +35,7 @@ def add(verbs: Any) -> None:
 
 
 def _enqueue(command: BaseCommand, options: Mapping[str, Any]) -> None:
-    registry.autodiscover()
-    task: Any = registry.find(options["task"])
+    task = finding.find(options["task"])
     if not isinstance(task, Task):
         raise CommandError(f"{options['task']} is not a task of leasejobs: its backend is another")
     given: dict[str, Any] = {

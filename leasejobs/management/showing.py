@@ -7,6 +7,7 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand
 
 from leasejobs import registry
+from leasejobs.management import finding
 from leasejobs.management.arguments import write_json, write_table
 from leasejobs.management.counting import CAP, survey
 
@@ -56,7 +57,7 @@ def _status(command: BaseCommand, options: Mapping[str, Any]) -> None:
 
 
 def _tasks(command: BaseCommand, options: Mapping[str, Any]) -> None:
-    registry.autodiscover()
+    finding.discover()
     found = sorted((_described(task) for task in registry.tasks()), key=lambda task: task["name"])
     if options["json"]:
         write_json(command, found)
@@ -79,7 +80,7 @@ def _described(task: Any) -> dict[str, Any]:
 def _words(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(item.__name__ if isinstance(item, type) else str(item) for item in value)
-    return str(value)
+    return str(getattr(value, "module_path", value))
 
 
 def _capped(count: int) -> str:
