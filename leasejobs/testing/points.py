@@ -3,8 +3,9 @@
 `LEASEJOBS_POINTS` in the environment of `runleaseworker` holds one rule or several, separated by
 spaces: `point=action[:nth]`, where the action is `kill` (SIGKILL), `stop` (SIGSTOP), `exit`
 (status 70), `raise` (a RuntimeError) or `wait` (until the file of that name is removed), and
-`nth`, from 1, says at which passing. `LEASEJOBS_POINTS_DIRECTORY` names a directory in which each rule that fired leaves the
-file `point`, holding the process id; a rule fires once for all children that share it.
+`nth`, from 1, says at which passing. `LEASEJOBS_POINTS_DIRECTORY` names a directory in which each
+rule that fired leaves the file `point`, holding the process id; a rule fires once for all children
+that share it.
 """
 
 import os
