@@ -26,8 +26,9 @@ help:
 demo: $(STAMP)
 	@$(RUN) $(PY) manage.py demo $(if $(EVENTS),--events "$(EVENTS)") $(ARGS)
 
+# With arguments for pytest it runs in one process: --pdb and -x then mean what they say.
 test: $(STAMP)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest $(if $(ARGS),$(ARGS),--numprocesses=2 --dist=worksteal)
 
 manage: $(STAMP)
 	@$(RUN) $(PY) manage.py $(ARGS)

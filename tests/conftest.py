@@ -3,13 +3,15 @@
 Without DATABASE_URL the embedded PostgreSQL starts before the first test that
 needs a database and stops with the session, unless others use it. At the end
 the session fails if a thread, a child process, a connection to the test
-database or a transaction of it is left.
+database or a transaction of it is left. Under pytest-xdist each of its workers has databases of
+its own, looks for itself, and tells the session that waits for it.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import psutil
@@ -72,6 +74,19 @@ def worker_env(transactional_db) -> dict[str, str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_leftovers] = []
+    if config.pluginmanager.hasplugin("dsession"):
+        config.pluginmanager.register(_OfWorkers(config), "leftovers-of-workers")
+
+
+class _OfWorkers:
+    """Collects what the workers of pytest-xdist found left behind."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._config.stash[_leftovers].extend(node.workeroutput.get("leftovers", ()))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -100,7 +115,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             f"child process {child.pid}: {_command(child)}" for child in children
         ]
 
-    stash[_leftovers].extend(_after_grace(left))
+    if not session.config.pluginmanager.hasplugin("dsession"):  # whose own are pytest-xdist's
+        stash[_leftovers].extend(_after_grace(left))
+    workeroutput = getattr(session.config, "workeroutput", None)
+    if workeroutput is not None:
+        workeroutput["leftovers"] = stash[_leftovers]
     if stash[_leftovers] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

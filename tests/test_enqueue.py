@@ -99,7 +99,7 @@ def test_enqueue_sends_the_signal_of_django_tasks():
     {"max_attempts": 2, "max_crashes": 9},
     {"on_crash": "park", "backoff": Backoff(timedelta(milliseconds=1), timedelta(days=9), 0.5)},
     {"key_scope": "live"},
-], ids=str)  # fmt: skip
+], ids=", ".join)  # fmt: skip
 def test_bulk_and_single_enqueue_write_the_same(options):
     task = tasks.echo.using(**options)
     task.using(key="one").enqueue(1)

@@ -688,7 +688,11 @@ def test_replaced_characters_are_marked_not_dropped():
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), b"x"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), {1, 2}, object(), b"x"],
+    ids=["nan", "inf", "set", "object", "bytes"],
+)
 def test_what_is_no_json_is_refused_before_it_is_an_outcome(value):
     with pytest.raises((TypeError, ValueError)):
         to_json(value)

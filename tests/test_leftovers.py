@@ -56,7 +56,7 @@ def run_session(directory: Path, source: str) -> subprocess.CompletedProcess[str
     (directory / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n")
     file = directory / "test_inner.py"
     file.write_text(HEAD + source)
-    environment = os.environ | {"TOX_ENV_NAME": "inner", "PYTEST_ADDOPTS": ""}
+    environment = os.environ | {"TOX_ENV_NAME": f"inner{os.getpid()}", "PYTEST_ADDOPTS": ""}
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--create-db"),
