@@ -137,7 +137,7 @@ def test_status_shows_paused_queues_and_workers():
 
 @pytest.mark.django_db
 def test_status_stops_counting_at_its_cap(monkeypatch):
-    monkeypatch.setattr("leasejobs.management.counting.CAP", 2)
+    monkeypatch.setattr("leasejobs.counting.CAP", 2)
     monkeypatch.setattr("leasejobs.management.showing.CAP", 2)
     for _ in range(4):
         JobFactory()

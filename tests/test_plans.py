@@ -9,9 +9,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from leasejobs import claiming, leases, operations, recovery
+from leasejobs import claiming, counting, leases, operations, recovery
 from leasejobs.fencing import Lease, local_clock
-from leasejobs.management import counting
 from leasejobs.models import Job
 from leasejobs.renewal import renew
 from leasejobs.worker import chores, claimer

@@ -1,4 +1,4 @@
-"""What `status` counts: live jobs by queue, from partial indexes alone and capped.
+"""What `status` and the admin count: live jobs by queue, from partial indexes alone and capped.
 
 No COUNT(*) over the table: it stays quick over ten million finished rows. A count that reached
 `CAP` says "at least".
