@@ -7,9 +7,9 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand
 
 from leasejobs import registry
+from leasejobs.counting import CAP, survey
 from leasejobs.management import finding
 from leasejobs.management.arguments import write_json, write_table
-from leasejobs.counting import CAP, survey
 
 # Of a task, what no operator asks for: the function itself, and what only a single call states.
 _NOT_SHOWN: Final = frozenset({"func", "run_after", "delay", "backend", "tenant"})

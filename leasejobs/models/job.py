@@ -159,6 +159,14 @@ class Job(FencedModel):
     class Meta(FencedModel.Meta):
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
+        permissions = (
+            ("cancel_job", _("Can cancel jobs")),
+            ("retry_job", _("Can retry jobs")),
+            ("park_job", _("Can park jobs")),
+            ("pause_queue", _("Can pause and resume queues")),
+            ("view_job_arguments", _("Can view arguments, results and checkpoints of jobs")),
+            ("view_job_tracebacks", _("Can view tracebacks of jobs")),
+        )
         constraints = (  # type: ignore[assignment]
             *FencedModel.Meta.constraints,
             models.CheckConstraint(

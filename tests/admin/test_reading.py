@@ -77,7 +77,7 @@ def test_state_filter_selects(reader: Client) -> None:
     failed = JobFactory.create(state=6)
     JobFactory.create(state=5)
 
-    found = reader.get(LIST, {"state__exact": "6"}).context["cl"].result_list
+    found = reader.get(LIST, {"state": "failed"}).context["cl"].result_list
 
     assert list(found) == [failed]
 
