@@ -147,7 +147,7 @@ class OperatedAdmin(ReadingAdmin):
             "form": form or _JobsForm(initial={"rows": written(rows), "next": back}),
             "action": self.url("job_operate", verb),
             "list_url": self.url("job_changelist"),
-            "back": form["next"].value() if form else back,
+            "back": self.way_back(request, (form["next"].value() or "") if form else back),
         }
         return self.page(request, "operate", context)
 
