@@ -1,5 +1,6 @@
 """The producer's verb: in the caller's transaction, once per key, refused at the door or stored."""
 
+import contextlib
 import datetime as dt
 import random
 import re
@@ -18,11 +19,13 @@ from django.urls import path
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
-from leasejobs import enqueue, recovery, wakeup
+from leasejobs import enqueue, points, recovery, wakeup
 from leasejobs.claiming import claim_jobs
 from leasejobs.compat import InvalidTask, task_enqueued
+from leasejobs.context import JobContext
 from leasejobs.enqueue import enqueue_many
 from leasejobs.exceptions import InvalidArguments
+from leasejobs.heartbeat import Held
 from leasejobs.leases import end
 from leasejobs.models import Job, KeyScope
 from leasejobs.outcomes import Continued, Failed, Failure, Snoozed, Succeeded
@@ -31,7 +34,7 @@ from leasejobs.states import TERMINAL, State
 from leasejobs.testing import make_due
 from tests import tasks
 from tests.factories import HOLDER, LEASE, JobFactory, job_in, lease_of, whole
-from tests.two_connections import acting, second_session, together, wait_until_blocked
+from tests.two_connections import Actor, acting, second_session, together, wait_until_blocked
 
 two_sessions = pytest.mark.django_db(transaction=True)
 every_scope = pytest.mark.parametrize("scope", KeyScope.values)
@@ -824,3 +827,35 @@ def deadlocks() -> int:
             "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
         )
         return int(count)
+
+
+@two_sessions
+@pytest.mark.parametrize("commits", [True, False])
+def test_keyed_enqueue_waits_for_a_completion_in_fenced_and_goes_by_its_end(commits):
+    """A completes in fenced(), B enqueues its key and waits; A commits: B's job is a new one.
+
+    A rolls back: B gets A's job, which still runs.
+    """
+    job = JobFactory(running=True, key="door", key_scope=KeyScope.LIVE)
+    context = JobContext(job, Held(lease_of(job)), lambda: False)
+    enqueuer = Actor(lambda: tasks.noop.using(key="door", key_scope=KeyScope.LIVE).enqueue())
+
+    def at_the_end_of_the_block(name: str) -> None:
+        if name == "fenced_written":
+            enqueuer.start()
+            enqueuer.wait_until_connected()
+            wait_until_blocked(enqueuer.pid)
+            if not commits:
+                raise ZeroDivisionError
+
+    points.install(at_the_end_of_the_block)
+    try:
+        with contextlib.suppress(ZeroDivisionError), context.fenced():
+            context.complete()
+    finally:
+        points.install(None)
+
+    result = enqueuer.result()
+    assert result.created is commits
+    assert (result.job_id == job.pk) is not commits
+    assert whole(job)["state"] == (State.SUCCEEDED if commits else State.RUNNING)
