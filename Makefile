@@ -10,7 +10,7 @@ STAMP = .venv/.installed
 CANDIDATES = $(PYTHON) python3.13 python3.12 python3.11 python3
 ADDRESS = 127.0.0.1:8000
 
-.PHONY: help demo test manage serve bench lint clean
+.PHONY: help demo test manage serve bench lint docs clean
 .DEFAULT_GOAL = help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make serve [ADDRESS=...]   run the example project with its admin'
 	@echo 'make bench [ARGS=...]      measure the throughput'
 	@echo 'make lint                  ruff, mypy, import-linter, missing migrations'
+	@echo 'make docs                  build the documentation into build/docs'
 	@echo 'make clean                 remove the virtual environment, the database and caches'
 	@echo 'Set PYTHON to choose an interpreter and DATABASE_URL to choose a PostgreSQL.'
 
@@ -52,6 +53,10 @@ lint: $(STAMP)
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 	@$(RUN) $(PY) manage.py makemigrations --check --dry-run
+
+docs: $(STAMP)
+	@$(PY) -m sphinx -W -q -b html -d build/doctrees docs build/docs
+	@echo 'Open build/docs/index.html'
 
 clean:
 	@if [ -x $(PY) ] && [ -z "$$DATABASE_URL" ]; then $(PY) -m example_project.postgres remove; fi

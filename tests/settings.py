@@ -1,9 +1,9 @@
-"""The example project, plus a test app and a second database that no fence covers."""
+"""The example project, plus two test apps and a second database that no fence covers."""
 
 from example_project.settings import *  # noqa: F403
 from example_project.settings import DATABASES, INSTALLED_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.fenced_app"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.fenced_app", "tests.shop"]
 
 # Same server, a test database of its own; only one table is made there.
 _test_name = DATABASES["default"]["TEST"]["NAME"]

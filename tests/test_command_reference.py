@@ -33,7 +33,7 @@ def rows(parser: argparse.ArgumentParser) -> list[str]:
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or OF_DJANGO & set(action.option_strings):
             continue
-        name = action.option_strings[-1] if action.option_strings else str(action.metavar)
+        name = ", ".join(action.option_strings) or str(action.metavar)
         if action.option_strings and action.nargs != 0:
             name = f"{name} {formatter._format_args(action, action.dest.upper())}"
         found.append(f"| `{name}` | {formatter._expand_help(action)} |")

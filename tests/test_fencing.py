@@ -1005,7 +1005,8 @@ def test_guard_is_gone_after_a_refused_lease():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("kept", [set(kept) for n in (1, 2) for kept in itertools.combinations(
-    ("lease_token", "leased_by", "lease_expires_at"), n)], ids=lambda kept: ", ".join(sorted(kept)))  # fmt: skip
+    ("lease_token", "leased_by", "lease_expires_at"), n)],
+    ids=lambda kept: ", ".join(sorted(kept)))  # fmt: skip
 def test_database_refuses_a_lease_that_is_not_whole(kept):
     account = AccountFactory()
     values = {"lease_token": uuid.uuid4(), "leased_by": HOLDER, "lease_expires_at": Now()}
