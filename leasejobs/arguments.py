@@ -53,6 +53,18 @@ def check_identity(tenant: str, task: str, key: str) -> None:
         )
 
 
+def check_lock(tenant: str, lock_key: str) -> None:
+    """Raise `InvalidArguments` if a job's tenant and lock key do not fit one index entry.
+
+    The entry is made at the claim: there it would fail, again and again, for all that wait.
+    """
+    size = len(f"{tenant}{lock_key}".encode())
+    if lock_key and size > MAX_IDENTITY_BYTES:
+        raise InvalidArguments(
+            f"tenant and lock_key have {size} bytes together, at most {MAX_IDENTITY_BYTES} fit"
+        )
+
+
 def _depth(value: Any) -> int:
     """Return how deep a value that json.dumps took is nested; without recursion of its own."""
     deepest, level = 0, [value]

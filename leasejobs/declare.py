@@ -18,7 +18,7 @@ from typing import (
 )
 
 from leasejobs import conf, options, registry, scope, templates
-from leasejobs.arguments import check_identity, dump_arguments
+from leasejobs.arguments import check_identity, check_lock, dump_arguments
 from leasejobs.compat import InvalidTask, P, R, TaskBase, task_backends
 from leasejobs.compat import Task as AnyTask
 from leasejobs.enqueue import NewJob
@@ -119,6 +119,7 @@ class Task(TaskBase[P, R]):
             key = self._filled("key", bound.arguments)
             lock_key = self._filled("lock_key", bound.arguments)
             check_identity(self.tenant, self.module_path, key)
+            check_lock(self.tenant, lock_key)
         running = scope.current.get()
         return NewJob(
             task=self.module_path,

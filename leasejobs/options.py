@@ -8,7 +8,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from leasejobs import templates
-from leasejobs.arguments import check_identity, check_text, dump_arguments
+from leasejobs.arguments import check_identity, check_lock, check_text, dump_arguments
 from leasejobs.compat import InvalidTask, Task
 from leasejobs.exceptions import InvalidArguments
 from leasejobs.models import KeyScope
@@ -184,6 +184,8 @@ def _check_tenant(task: Any, name: str, value: Any) -> None:
     check_text("tenant", value)
     if "key" in task.literals:
         check_identity(value, task.module_path, task.key)
+    if "lock_key" in task.literals:
+        check_lock(value, task.lock_key)
 
 
 def _check_key(task: Any, name: str, value: Any) -> None:
@@ -193,6 +195,8 @@ def _check_key(task: Any, name: str, value: Any) -> None:
         templates.check_template(name, value, signature)
     elif name == "key":
         check_identity(task.tenant, task.module_path, value)
+    else:
+        check_lock(task.tenant, value)
 
 
 def _check_aliases(task: Any, name: str, value: Any) -> None:

@@ -781,3 +781,15 @@ def test_body_of_a_job_is_the_parent_of_what_it_enqueues(parent):
     assert run.row["state"] == State.SUCCEEDED
     assert (child.parent_id, child.correlation_id) == (root.job_id, f"job:{root.job_id}")
     assert scope.current.get() is None
+
+
+def test_lock_key_that_would_fit_no_index_is_refused_before_any_claim_meets_it():
+    long = "漢" * 500  # 1,500 bytes
+
+    with pytest.raises(InvalidArguments, match="tenant and lock_key have 3000 bytes"):
+        tasks.noop.using(tenant=long, lock_key=long)
+    with pytest.raises(InvalidArguments, match="tenant and lock_key"):
+        tasks.noop.using(lock_key=long).using(tenant=long)
+    templated = task(lock_key="{value}")(tasks.echo.func).using(tenant=long)
+    with pytest.raises(InvalidArguments, match="tenant and lock_key"):
+        templated.prepare(long)
