@@ -54,6 +54,8 @@ class KnownTasks:
     def clear_head(self, stream: Stream, queue: str) -> bool:
         """Learn the tasks at the head of a queue, or put their rows back; whether that changed it.
 
+        Rows somebody has locked are left where they are, for a later look.
+
         A task outside the modules that are imported at start is found by its name, which is its
         import path.
         """
@@ -61,9 +63,9 @@ class KnownTasks:
         if not foreign:
             return False
         unknown = [name for name in sorted(foreign) if not self._learns(name)]
-        if unknown:
-            put_back(queue, stream, _HEAD, unknown, UNKNOWN_TASK_DELAY)
-        return True
+        if len(unknown) < len(foreign):
+            return True
+        return put_back(queue, stream, _HEAD, unknown, UNKNOWN_TASK_DELAY) > 0
 
     def _learns(self, name: str) -> bool:
         try:
