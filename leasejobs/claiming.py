@@ -80,9 +80,19 @@ def claim_jobs(
         return _claim(queue, holder, duration, limit, stream, known, behind, token)
     alias = conf.database()
     for _ in range(_LOCK_ROUNDS):
-        with contextlib.suppress(IntegrityError), transaction.atomic(using=alias):
+        with contextlib.suppress(IntegrityError), _alone_or_nested(alias):
             return _claim(queue, holder, duration, 1, stream, known, None, token)
     return []
+
+
+def _alone_or_nested(alias: str) -> contextlib.AbstractContextManager[Any]:
+    """A savepoint inside a transaction; without one nothing: the statement commits by itself.
+
+    A BEGIN and a COMMIT around it would be two more chances for this process to be frozen while it
+    has the lock key uncommitted, and everybody else who picks that key waits for it.
+    """
+    in_transaction = connections[alias].in_atomic_block
+    return transaction.atomic(using=alias) if in_transaction else contextlib.nullcontext()
 
 
 def _claim(

@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from leasejobs import claiming, recovery
@@ -207,3 +209,14 @@ def test_rows_of_a_claim_whose_reply_was_lost_are_put_back_uncharged():
     assert (row["state"], row["attempts"], row["crashes"]) == (State.PENDING, 0, 0)
     assert [attempt["outcome"] for attempt in attempts_of(forgotten)] == ["released"]
     assert whole(ours)["lease_token"] == token
+
+
+@pytest.mark.django_db(transaction=True)
+def test_claim_of_a_locked_job_is_one_statement_and_no_transaction():
+    """A process frozen between an UPDATE and its COMMIT would hold the key up for everybody."""
+    JobFactory(lock_key="door")
+
+    with CaptureQueriesContext(connection) as captured:
+        claim_locked()
+
+    assert [query["sql"][:6] for query in captured] == ["UPDATE"]

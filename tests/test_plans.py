@@ -13,7 +13,7 @@ from leasejobs import claiming, counting, leases, operations, recovery
 from leasejobs.fencing import Lease, local_clock
 from leasejobs.models import Job
 from leasejobs.renewal import renew
-from leasejobs.worker import chores, claimer
+from leasejobs.worker import chores, heads
 from tests.factories import HOLDER, LEASE
 
 TOKEN = uuid.UUID(int=7)
@@ -67,8 +67,8 @@ def renew_one() -> None:
     [
         (claim, "job_claim"),
         (lambda: claim(stream=claiming.Stream.SUSPECT), "job_suspect"),
-        (lambda: claimer._queues(claimer.PLAIN), "job_claim"),
-        (lambda: claimer._queues(claimer.SUSPECT), "job_suspect"),
+        (lambda: heads.heads_of(claiming.Stream.PLAIN), "job_claim"),
+        (lambda: heads.heads_of(claiming.Stream.SUSPECT), "job_suspect"),
         (chores._seconds_to_next_due, "job_due"),
         (lambda: recovery.promote(100), "job_due"),
         (lambda: recovery.recover_expired(5), "job_leased"),

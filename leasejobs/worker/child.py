@@ -34,9 +34,10 @@ def run_child(options: Options) -> None:
     slots_fd, lifeline, turn = map(int, os.environ[DESCRIPTORS_VARIABLE].split(","))
     # A terminal's Ctrl-C reaches the whole group; the supervisor decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    loop = _prepared(options, os.environ[HOLDER_VARIABLE], Slots(SLOTS, slots_fd), turn)
+    slots = Slots(SLOTS, slots_fd)
+    loop = _prepared(options, os.environ[HOLDER_VARIABLE], slots, turn)
     _stop_by_signal(loop, (signal.SIGTERM,), (lifeline,))
-    _run_and_exit(loop)
+    _run_and_exit(loop, slots)
 
 
 def run_alone(options: Options, monitor: Monitor | None = None) -> None:
@@ -53,7 +54,7 @@ def run_alone(options: Options, monitor: Monitor | None = None) -> None:
     if monitor is not None:
         patience = max(3 * options.poll, options.lease)
         monitor.serve(time.monotonic, lambda: [slots.ready_at], patience)
-    _run_and_exit(loop)
+    _run_and_exit(loop, slots)
 
 
 def _prepared(options: Options, holder: str, slots: Slots, turn: int | None) -> Loop:
@@ -69,10 +70,11 @@ def _prepared(options: Options, holder: str, slots: Slots, turn: int | None) -> 
     return loop
 
 
-def _run_and_exit(loop: Loop) -> None:
+def _run_and_exit(loop: Loop, slots: Slots) -> None:
     status = _SOFTWARE
     try:
-        status = loop.run()
+        slots.tell_ended(loop.run())
+        status = 0
     finally:
         # Not sys.exit: a task that is still running must not hold up the process, and whatever it
         # does after this line would be done without a lease. Nor may an exception of the loop

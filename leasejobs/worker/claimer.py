@@ -1,27 +1,30 @@
 """The claimer: what this child claims next, how much of it, and when to look again."""
 
-import contextlib
 import random
 import time
 import uuid
 from collections import deque
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Final
 
-from django.db import Error, connections
+from django.db import Error
 
-from leasejobs import conf, recovery
+from leasejobs import recovery
 from leasejobs.claiming import Stream, claim_jobs
 from leasejobs.fencing import Lease
-from leasejobs.models import Job, Queue
-from leasejobs.states import State
+from leasejobs.models import Job
 from leasejobs.worker.chores import Chores
-from leasejobs.worker.heads import Cursor, KnownTasks
+from leasejobs.worker.heads import Cursor, KnownTasks, heads_of
 from leasejobs.worker.options import Options
+from leasejobs.worker.turn import Turn
 
 LARGEST_BATCH: Final = 500
 _PREFETCH_SECONDS: Final = 0.050
 _HEADS_SECONDS: Final = 1.0
 _BLOCKED_SECONDS: Final = 0.050
+# How urgent a head is that a notification told of: all that is known is its priority.
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+_LAST: Final = (1_000, _LONG_AGO)
 # A claim whose session died may still be running on the server for a moment.
 _DOUBT_SECONDS: Final = 5.0
 
@@ -36,13 +39,13 @@ class Claimer:
         self._options = options
         self._holder = holder
         self._slots = slots
-        self._turn = _Turn(turn_fd, options.lease)
+        self._turn = Turn(turn_fd, options.lease)
         self._tasks = KnownTasks()
         self._chores = Chores(options)
         self._cursors: dict[str, Cursor] = {}
         self._short: set[tuple[Stream, str]] = set()
         self._job_seconds = _PREFETCH_SECONDS
-        self._heads: list[tuple[Stream, str]] = []
+        self._heads: dict[tuple[Stream, str], tuple[int, datetime]] = {}
         self._told: deque[tuple[str, int]] = deque()
         self._asked = False
         self._heads_at = 0.0
@@ -107,8 +110,8 @@ class Claimer:
             if (cursor := self._cursors.get(queue)) is not None and cursor.is_behind(priority):
                 del self._cursors[queue]
             self._short.discard((Stream.PLAIN, queue))
-            if (Stream.PLAIN, queue) not in self._heads:
-                self._heads.insert(0, (Stream.PLAIN, queue))
+            known = self._heads.get((Stream.PLAIN, queue), _LAST)
+            self._heads[Stream.PLAIN, queue] = min(known, (priority, _LONG_AGO))
         if most <= 0:
             return []
         if self._suspects or self._runs_suspect:
@@ -122,16 +125,17 @@ class Claimer:
         self._turn.give_back()
 
     def _claim_batch(self, held: int, most: int) -> list[tuple[Job, Lease]]:
+        """Claim from the head that is most urgent, as it was found or as its last claim left it."""
         while self._heads and self.has_room(held):
-            stream, queue = self._heads[0]
+            head = stream, queue = min(self._heads, key=self._heads.__getitem__)
             limit = min(max(self._capacity - held, 1), self._slots - held, most)
             claimed, is_exhausted = self._take(stream, queue, limit)
             if is_exhausted:
-                self._heads.pop(0)
+                del self._heads[head]
                 self._is_blocked = self._is_blocked or stream is Stream.LOCKED
-            elif stream is Stream.LOCKED:
-                self._heads.append(self._heads.pop(0))  # one a transaction: others in between
             if claimed:
+                last = claimed[-1][0]
+                self._heads[head] = last.priority, last.due_at
                 return claimed
         self.is_dry = not self._heads and not self._suspects and not self._is_blocked
         return []
@@ -219,11 +223,13 @@ class Claimer:
         self._doubtful = [(token, until) for token, until in self._doubtful if until > now]
 
     def _find_heads(self, now: float) -> None:
-        plain = [(*urgency, Stream.PLAIN, queue) for queue, *urgency in _queues(PLAIN)]
-        locked = [(*urgency, Stream.LOCKED, queue) for queue, *urgency in _queues(LOCKED)]
-        heads = sorted(plain + locked, key=lambda head: head[:2])
-        self._heads = [(stream, queue) for *_, stream, queue in heads if self._is_wanted(queue)]
-        self._suspects = [queue for queue, *_ in _queues(SUSPECT) if self._is_wanted(queue)]
+        self._heads = {
+            (stream, queue): (priority, due_at)
+            for stream in (Stream.PLAIN, Stream.LOCKED)
+            for queue, priority, due_at in heads_of(stream)
+            if self._is_wanted(queue)
+        }
+        self._suspects = [queue for queue, *_ in heads_of(Stream.SUSPECT) if self._is_wanted(queue)]
         self._is_blocked = False
         self._short.clear()
         self._heads_at = now + _HEADS_SECONDS
@@ -231,82 +237,3 @@ class Claimer:
 
     def _is_wanted(self, queue: str) -> bool:
         return not self._options.queues or queue in self._options.queues
-
-
-PLAIN: Final = "crashes = 0 AND lock_key = ''"
-LOCKED: Final = "crashes = 0 AND lock_key <> ''"
-SUSPECT: Final = "crashes > 0"
-
-
-def _queues(stream: str) -> list[tuple[str, int, Any]]:
-    """Return the queues that have pending rows of a stream with their heads' urgency, in its order.
-
-    A skip scan, one index probe per queue: the index of the claim begins with the queue, and a
-    DISTINCT would read all of it. Paused ones are left out.
-    """
-    table, pending = f'"{Job._meta.db_table}"', f"state = {State.PENDING:d} AND {stream}"
-    with connections[conf.database()].cursor() as cursor:
-        cursor.execute(
-            f"""
-            WITH RECURSIVE head AS (
-                (SELECT queue, priority, due_at FROM {table} WHERE {pending}
-                 ORDER BY queue, priority, due_at, id LIMIT 1)
-                UNION ALL
-                SELECT following.* FROM head, LATERAL (
-                    SELECT queue, priority, due_at FROM {table}
-                    WHERE {pending} AND queue > head.queue
-                    ORDER BY queue, priority, due_at, id LIMIT 1) AS following
-            )
-            SELECT queue, priority, due_at FROM head WHERE queue NOT IN
-                (SELECT name FROM "{Queue._meta.db_table}" WHERE paused_at IS NOT NULL)
-            ORDER BY priority, due_at
-            """
-        )
-        heads: list[tuple[str, int, Any]] = cursor.fetchall()
-        return heads
-
-
-class _Turn:
-    """The turn to run suspects, one child per supervisor at a time; freed when its holder dies.
-
-    A POSIX record lock, which belongs to a process even where the descriptor is shared.
-    """
-
-    def __init__(self, fd: int | None, lease: float) -> None:
-        self._fd = fd
-        self._lease = lease
-        self._taken_at: float | None = None
-        self._banned_until = 0.0
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        if self._taken_at is not None:
-            return True
-        if now < self._banned_until:
-            return False
-        if self._fd is not None:
-            import fcntl  # there is none on Windows, nor a supervisor
-
-            try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return False
-        self._taken_at = now
-        return True
-
-    def is_overdue(self) -> bool:
-        """Hand the turn on, and say so, if running work blocked it for longer than a lease."""
-        if self._taken_at is None or time.monotonic() - self._taken_at <= self._lease:
-            return False
-        self._banned_until = time.monotonic() + self._lease
-        self.give_back()
-        return True
-
-    def give_back(self) -> None:
-        if self._taken_at is not None:
-            self._taken_at = None
-            if self._fd is not None:
-                import fcntl
-
-                with contextlib.suppress(OSError):
-                    fcntl.lockf(self._fd, fcntl.LOCK_UN)

@@ -29,11 +29,10 @@ from leasejobs.worker.options import Options
 from leasejobs.worker.settler import Settler
 from leasejobs.worker.slots import RETURNED, Slots
 
-# How a child ends. Not 0 for what has a meaning of its own: a task, or a SIGTERM to the child
-# alone, can make it exit with that while there is work.
-STOPPED: Final = 0
-DRAINED: Final = 64  # it found nothing due
-RECYCLED: Final = 65  # it has done its share, or its code has changed: start another
+# How a child ends, as its slots tell: whatever status it exits with, a task may exit with, too.
+STOPPED: Final = 1
+DRAINED: Final = 2  # it found nothing due
+RECYCLED: Final = 3  # it has done its share, or its code has changed: start another
 
 # Work that has lain on the bench for so long behind busy threads goes back to the table.
 _STALE_SECONDS: Final = 1.0
@@ -98,7 +97,7 @@ class Loop:
         self.stop()
 
     def run(self) -> int:
-        """Work until stopped, drained or recycled; return which, as an exit status."""
+        """Work until stopped, drained or recycled; return which."""
         self._listener.start()
         for thread in (self._heartbeat, self._settler, *self._threads):
             thread.start()

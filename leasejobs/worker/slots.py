@@ -15,9 +15,10 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 FREE, CLAIMED, BEGUN, RETURNED = range(4)
 
-_HEADER: Final = struct.Struct("<dd")  # ready_at, spare
+_HEADER: Final = struct.Struct("<dB7x")  # ready_at, ended
+_ENDED_AT: Final = 8
 _RECORD: Final = struct.Struct("<qqddHB5x")  # pk, epoch, begun_at, timeout (0: none), lane, state
-_BEGUN_AT: Final = struct.Struct("<d")
+_INSTANT: Final = struct.Struct("<d")
 _BEGUN_AT_AT: Final = 16
 _STATE_AT: Final = 34
 
@@ -61,9 +62,18 @@ class Slots:
         (ready_at, _) = _HEADER.unpack_from(self._map, 0)
         return float(ready_at)
 
+    @property
+    def ended(self) -> int:
+        """How the child said that it ends, a number of its own; 0 if it did not say so."""
+        return self._map[_ENDED_AT]
+
+    def tell_ended(self, how: int) -> None:
+        """Say how this child ends: an exit status could as well be a task's own."""
+        self._map[_ENDED_AT] = how
+
     def tell_ready(self) -> None:
         """Note that a round with the database has just succeeded."""
-        _HEADER.pack_into(self._map, 0, time.monotonic(), 0.0)
+        _INSTANT.pack_into(self._map, 0, time.monotonic())
 
     def take(self, pk: int, epoch: int, timeout: float | None = None, lane: int = 0) -> int:
         """Record a claimed row and return its slot."""
@@ -76,7 +86,7 @@ class Slots:
     def begin(self, slot: int) -> None:
         """Note that the body is about to be called."""
         at = _place(slot)
-        _BEGUN_AT.pack_into(self._map, at + _BEGUN_AT_AT, time.monotonic())
+        _INSTANT.pack_into(self._map, at + _BEGUN_AT_AT, time.monotonic())
         self._map[at + _STATE_AT] = BEGUN
 
     def mark(self, slot: int, state: int) -> None:

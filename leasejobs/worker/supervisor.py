@@ -208,7 +208,8 @@ class Supervisor:
                 continue
             del self._children[pid]
             child.let_go()
-            is_shutdown = self._signals > 0 or status == RECYCLED
+            ended = child.slots.ended if status == 0 else 0
+            is_shutdown = self._signals > 0 or ended == RECYCLED
             begun = child.begun(is_shutdown)
             self._dead.append(_Dead(child.holder, begun, child.slots.is_empty()))
             child.slots.close()
@@ -216,9 +217,9 @@ class Supervisor:
                 self._monitor.bury(child.holder)
             if self._signals:
                 continue
-            if status == DRAINED:
+            if ended == DRAINED:
                 self._start_at.pop(child.number, None)
-            elif status == RECYCLED or child.overdue:
+            elif ended == RECYCLED or child.overdue:
                 self._start_at[child.number] = 0.0
             else:
                 self._schedule_restart(child)

@@ -1,15 +1,20 @@
 """The claimer's clock: when it looks at the table again."""
 
 import time
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
+from leasejobs import enqueue_many
 from leasejobs.claiming import Stream
 from leasejobs.states import State
 from leasejobs.worker.chores import Chores
+from leasejobs.worker.claimer import Claimer
 from leasejobs.worker.heads import KnownTasks
 from leasejobs.worker.options import Options
-from tests.factories import JobFactory
+from tests import tasks
+from tests.factories import HOLDER, JobFactory
 from tests.two_connections import second_session
 
 OPTIONS = Options(
@@ -42,3 +47,26 @@ def test_unknown_row_that_somebody_has_locked_is_not_looked_at_without_pause() -
     assert tasks.clear_head(Stream.PLAIN, job.queue)
     job.refresh_from_db()
     assert job.state == State.SCHEDULED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_urgent_locked_jobs_come_before_a_plain_backlog() -> None:
+    enqueue_many([tasks.noop.prepare() for _ in range(200)])
+    urgent = [tasks.noop.using(priority=50, lock_key=f"key {n}").prepare() for n in range(5)]
+    locked = {item.job_id for item in enqueue_many(urgent)}
+    claimer = Claimer(OPTIONS, HOLDER, 1000, None)
+
+    first = [job.pk for _ in range(5) for job, _ in claimer.claim(0, 1000)]
+
+    assert set(first) == locked
+
+
+@pytest.mark.django_db(transaction=True)
+def test_queues_of_one_urgency_are_served_in_the_order_of_their_jobs() -> None:
+    for number in range(6):
+        JobFactory(queue="ab"[number % 2], due_at=timezone.now() - timedelta(seconds=60 - number))
+    claimer = Claimer(OPTIONS, HOLDER, 1000, None)
+
+    queues = [job.queue for _ in range(6) for job, _ in claimer.claim(0, 1000)]
+
+    assert queues == ["a", "b", "a", "b", "a", "b"]

@@ -155,3 +155,17 @@ def test_supervisor_outlives_a_table_that_is_missing_when_a_child_dies(fleet, tm
     until_state(job_id, State.SUCCEEDED)
     assert outcomes(job_id) == ["lost", "succeeded"]
     assert worker.process.poll() is None
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("status", [0, 2, 3, 64, 65])
+def test_status_a_task_exits_with_says_nothing_about_its_child(fleet, status):
+    """Draining and recycling are told in the slots: a task may exit with any number."""
+    worker = fleet.start("--threads=1")
+
+    job_id = tasks.exit_once.enqueue(status).job_id
+    job = until_state(job_id, State.SUCCEEDED)
+
+    assert outcomes(job_id) == ["lost", "succeeded"]
+    assert (job.attempts, job.crashes) == (2, 1)
+    assert worker.process.poll() is None
