@@ -62,11 +62,11 @@ def test_urgent_locked_jobs_come_before_a_plain_backlog() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_queues_of_one_urgency_are_served_in_the_order_of_their_jobs() -> None:
-    for number in range(6):
+def test_queue_does_not_wait_for_the_backlog_of_another_that_is_no_older() -> None:
+    for number in range(40):
         JobFactory(queue="ab"[number % 2], due_at=timezone.now() - timedelta(seconds=60 - number))
     claimer = Claimer(OPTIONS, HOLDER, 1000, None)
 
-    queues = [job.queue for _ in range(6) for job, _ in claimer.claim(0, 1000)]
+    queues = [job.queue for _ in range(10) for job, _ in claimer.claim(0, 1000)]
 
-    assert queues == ["a", "b", "a", "b", "a", "b"]
+    assert 4 <= queues.count("a") <= 6
