@@ -22,7 +22,7 @@ from leasejobs.admin.filters import (
 from leasejobs.admin.operate import CANCEL, PARK, RETRY, OperatedAdmin
 from leasejobs.admin.overview import overview
 from leasejobs.admin.page import about
-from leasejobs.admin.reading import ReadOnly, age, instant
+from leasejobs.admin.reading import NONE, ReadOnly, age, instant
 from leasejobs.models import Attempt, Job
 from leasejobs.redaction import DETAIL_CHARACTERS, redact
 
@@ -42,12 +42,12 @@ def attempts(row: Any) -> str:
 @admin.display(description=_("failure detail"))
 def failure_detail(row: Any) -> str:
     """Show what the job failed with; it was redacted when it was written, too."""
-    return redact(row.failure_detail, DETAIL_CHARACTERS)
+    return redact(row.failure_detail, DETAIL_CHARACTERS) or NONE
 
 
 @admin.display(description=_("detail"))
 def _attempt_detail(row: Any) -> str:
-    return redact(row.detail, DETAIL_CHARACTERS)
+    return redact(row.detail, DETAIL_CHARACTERS) or NONE
 
 
 # Django's admin classes are generic in the stubs only.

@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy
 from leasejobs import conf, operations
 from leasejobs.admin.filters import parse_id
 from leasejobs.admin.reading import ReadingAdmin
-from leasejobs.admin.wording import EFFECTS, VERBS, said
+from leasejobs.admin.wording import EFFECTS, TITLES, VERBS, said
 from leasejobs.exceptions import InvalidArguments
 from leasejobs.models import Job
 from leasejobs.operations import Verdict
@@ -129,7 +129,7 @@ class OperatedAdmin(ReadingAdmin):
         states = states_of(verb)
         back = back or request.get_full_path()
         context = {
-            "title": VERBS[verb],
+            "title": TITLES[verb],
             "opts": Job._meta,
             "verb": verb,
             "effect": EFFECTS[verb],

@@ -67,7 +67,7 @@ class QueueAdmin(ReadingAdmin):
             queue["verb"] = verb
             queue["switch_url"] = f"{self.url('queue_switch', verb)}?{query}"
         context = {
-            "title": Queue._meta.verbose_name_plural,
+            "title": gettext_lazy("Queues"),
             "opts": Queue._meta,
             "states": [state.label for state in LIVE],
             "queues": queues,

@@ -9,10 +9,13 @@ from django.utils.translation import ngettext_lazy
 from leasejobs.operations import Verdict
 
 VERBS: Final[Mapping[str, Any]] = {"retry": _("Retry"), "cancel": _("Cancel"), "park": _("Park")}
+TITLES: Final[Mapping[str, Any]] = {
+    "retry": _("Retry jobs"), "cancel": _("Cancel jobs"), "park": _("Park jobs"),
+}  # fmt: skip
 EFFECTS: Final[Mapping[str, Any]] = {
-    "retry": _("They get another start, due now, with fresh budgets."),
-    "cancel": _("They will not run. One that runs now is asked to stop."),
-    "park": _("They wait until somebody retries or cancels them."),
+    "retry": _("Each gets another start, due now, with fresh budgets."),
+    "cancel": _("None will run. One that runs now is asked to stop."),
+    "park": _("Each waits until somebody retries or cancels it."),
 }
 
 _VERDICTS: Final[Mapping[Verdict, Any]] = {
