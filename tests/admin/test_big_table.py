@@ -75,7 +75,7 @@ def newest() -> Job:
         lambda: LISTS["job"] + "?queue=queue-2",
         lambda: LISTS["job"] + "?queue=no-such-queue",
         lambda: LISTS["job"] + "?task=tests.tasks.task_3",
-        lambda: LISTS["job"] + "?o=5",
+        lambda: LISTS["job"] + "?o=2",
         lambda: LISTS["job"] + f"?q={newest().pk - ROWS + 10}",
         lambda: LISTS["job"] + "?q=k20",
         lambda: LISTS["job"] + "?q=tests.tasks.task_2",

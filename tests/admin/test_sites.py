@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.test import Client
+from django.contrib.auth.models import User
+from django.test import Client, RequestFactory
 from django.urls import clear_url_caches, path, reverse
 
 import leasejobs.admin
@@ -72,3 +73,13 @@ def test_registering_again_keeps_what_is_there() -> None:
     leasejobs.admin.register(site)
 
     assert isinstance(site._registry[Job], OwnAdmin)
+
+
+def test_every_list_is_read_from_the_alias_of_our_tables(rf: RequestFactory, settings: Any) -> None:
+    settings.LEASEJOBS = {"DATABASE": "other"}
+    request = rf.get("/")
+    request.user = User(is_superuser=True)
+
+    for model, model_admin in backstage._registry.items():
+        rows = [model_admin, *(inline(model, backstage) for inline in model_admin.inlines)]
+        assert {shown.get_queryset(request).db for shown in rows} == {"other"}
