@@ -103,11 +103,7 @@ class StateFilter(_Filter):
             return queryset
         if self._state is None:
             return queryset.none()
-        rows: Any = queryset
-        # In the words of the partial index, so that the planner recognises it.
-        indexed = rows.dead() if self._state in DEAD else rows
-        matching: QuerySet[Any] = indexed.filter(state=self._state)
-        return matching
+        return queryset.filter(state=self._state)
 
 
 class _RecentValues(_Filter):

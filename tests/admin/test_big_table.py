@@ -103,6 +103,20 @@ def test_page_needs_few_statements_and_no_scan(
     assert scans == []
 
 
+@pytest.mark.parametrize(
+    "page", [LISTS["failedjob"], LISTS["parkedjob"], LISTS["job"] + "?state=failed"]
+)
+def test_dead_jobs_are_found_by_their_index(
+    full_table: None, admin_client: Client, page: str
+) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        admin_client.get(page)
+
+    looked_up = [sql for query in captured if '"state" = ' in (sql := query["sql"])]
+    assert looked_up
+    assert all("job_dead" in plan_of(sql) for sql in looked_up)
+
+
 def test_page_far_beyond_the_end_leads_back(full_table: None, admin_client: Client) -> None:
     with CaptureQueriesContext(connection) as captured:
         answer = admin_client.get(LISTS["job"], {"p": "200000"})
@@ -123,6 +137,10 @@ def test_counting_pages_scan_nothing(full_table: None, admin_client: Client, nam
 def scans_the_table(sql: str) -> bool:
     if '"leasejobs_job"' not in sql or not re.match(r"\s*(SELECT|WITH)", sql, re.I):
         return False
+    return "Seq Scan on leasejobs_job" in plan_of(sql)
+
+
+def plan_of(sql: str) -> str:
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {sql}")
-        return any("Seq Scan on leasejobs_job" in line for (line,) in cursor.fetchall())
+        return "\n".join(line for (line,) in cursor.fetchall())

@@ -65,7 +65,7 @@ def test_payloads_and_tracebacks_each_need_their_permission(staff: Staff, permis
 
 def test_payloads_are_redacted_and_so_is_what_stands_under_a_secrets_name(staff: Staff) -> None:
     job = JobFactory.create(
-        args=["https://u:SEKRET1@h/x?api_key=SEKRET2", "password", "SEKRET3"],
+        args=["https://u:SEKRET1@h/x?api_key=SEKRET2", "password", ["SEKRET3"]],
         kwargs={"Authorization": "Bearer SEKRET4", "password": ["SEKRET5", {"x": "SEKRET6"}],
                 "inner": {"api_key": {"y": "SEKRET7"}, "text": '{"token": "SEKRET8"}'}},
         metadata={"headers": {"Cookie": "SEKRET9"}, "plain": "to be seen"},
