@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import Final
 
 from leasejobs import registry, signals
 from leasejobs.worker.health import Monitor
-from leasejobs.worker.loop import Loop
+from leasejobs.worker.loop import DRAINED, RECYCLED, STOPPED, Loop
 from leasejobs.worker.options import Options
 from leasejobs.worker.reloading import watch_code
 from leasejobs.worker.sessions import watch_connections
@@ -44,7 +45,7 @@ def run_alone(options: Options, monitor: Monitor | None = None) -> None:
     """Run one loop in this process, without a supervisor, and exit it.
 
     A job that runs over its time, or over the grace period of a shutdown, cannot be killed without
-    the process: its row is recovered by its lease.
+    the process: its row is recovered by its lease. Having drained or done its share it exits 0.
     """
     prefix = f"{options.holder}@" if options.holder else ""
     holder = f"{prefix}{socket.gethostname()}:{os.getpid()}.0:{secrets.token_hex(6)}"
@@ -84,7 +85,7 @@ def _run_and_exit(loop: Loop, slots: Slots) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
+        os._exit(statuses.get(status, status))
 
 
 def _stop_by_signal(loop: Loop, numbers: Sequence[int], lifelines: Sequence[int]) -> None:

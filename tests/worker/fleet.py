@@ -36,8 +36,11 @@ def until(fact: Callable[[], Any], timeout: float = TIMEOUT_SECONDS) -> Any:
 class Worker:
     """One `runleaseworker` process with its children."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, points: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], log: Path, points: Path, is_alone: bool
+    ) -> None:
         self.process = process
+        self.is_alone = is_alone
         self.pid = process.pid
         self.log = log
         self._points = points
@@ -103,7 +106,7 @@ class Fleet:
         self.directory = directory
         self.workers: list[Worker] = []
         self._mark = uuid.uuid4().hex
-        self._environment = environment | {_MARK: self._mark, "PYTHONUNBUFFERED": "1"}
+        self.environment = environment | {_MARK: self._mark, "PYTHONUNBUFFERED": "1"}
 
     def start(
         self, *options: str, points: str = "", shutdown: float | None = None, **variables: str
@@ -111,12 +114,12 @@ class Fleet:
         """Start `runleaseworker` with options; `points` as in `leasejobs.testing.points`.
 
         `shutdown` overrides SHUTDOWN_SECONDS; `variables` go into the environment. The worker
-        leads a process group of its own.
+        leads a process group of its own. Code is not watched unless the test says `--reload`.
         """
         number = len(self.workers)
         marks = self.directory / f"points-{number}"
         marks.mkdir()
-        environment = self._environment | variables
+        environment = self.environment | variables
         environment["LEASEJOBS_POINTS_DIRECTORY"] = str(marks)
         if points:
             environment["LEASEJOBS_POINTS"] = points
@@ -130,7 +133,7 @@ class Fleet:
                 cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, process_group=0,
             )  # fmt: skip
-        worker = Worker(process, log, marks)
+        worker = Worker(process, log, marks, "--processes=0" in options)
         self.workers.append(worker)
         return worker
 
@@ -156,7 +159,11 @@ class Fleet:
         problems = []
         for worker in self.workers:
             # Before it has a child, a worker may not have come to handle signals yet.
-            until(lambda worker=worker: worker.process.poll() is not None or worker.children())
+            until(
+                lambda worker=worker: (
+                    worker.process.poll() is not None or worker.is_alone or worker.children()
+                )
+            )
             if worker.process.poll() is None:
                 worker.signal(signal.SIGTERM)
         for worker in self.workers:
@@ -165,7 +172,7 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 problems.append(f"worker {worker.pid} ignores SIGTERM")
                 continue
-            if status not in (0, -signal.SIGKILL):
+            if status not in (0, -signal.SIGKILL) and not worker.is_alone:
                 problems.append(f"worker {worker.pid} exited with {status}")
         deadline = time.monotonic() + 10
         while self.processes() and not problems and time.monotonic() < deadline:
