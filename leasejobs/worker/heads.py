@@ -66,9 +66,9 @@ class KnownTasks:
         if not foreign:
             return False
         unknown = [name for name in sorted(foreign) if not self._learns(name)]
-        if len(unknown) < len(foreign):
-            return True
-        return put_back(queue, stream, _HEAD, unknown, UNKNOWN_TASK_DELAY) > 0
+        # Rows that somebody has locked stay where they are: asked for again at the next poll.
+        is_moved = bool(unknown) and put_back(queue, stream, _HEAD, unknown, UNKNOWN_TASK_DELAY) > 0
+        return is_moved or len(unknown) < len(foreign)
 
     def _learns(self, name: str) -> bool:
         try:
