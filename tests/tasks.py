@@ -51,6 +51,12 @@ def run_and_note(context: JobContext, directory: str, seconds: float = 0) -> int
     return context.epoch
 
 
+@task
+def run_and_sleep(seconds: float) -> None:
+    """Sleep, and write nothing."""
+    time.sleep(seconds)
+
+
 @task(takes_context=True)
 def wait_for_stop(context: JobContext, directory: str, seconds: float = 30) -> str:
     """Run until told to stop."""

@@ -44,12 +44,18 @@ class LaneRunner:
         self._bench = Bench()
         self._busy: set[int] = set()
         self._look_at = 0.0
+        self._asked = False
         self._housekeep_at = 0.0
         self._failures = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"leasejobs-{lane.name}-{number}", daemon=True)
             for number in range(lane.threads)
         ]
+
+    @property
+    def busy(self) -> int:
+        """How many rows this lane holds."""
+        return len(self._busy)
 
     def start(self) -> None:
         """Start the threads."""
@@ -59,7 +65,7 @@ class LaneRunner:
     def look_again(self, name: str | None) -> None:
         """Do not wait for the next poll; from any thread."""
         if name is None or name == self.lane.name:
-            self._look_at = 0.0
+            self._asked = True
 
     def close(self) -> list[threading.Thread]:
         """Let no thread begin anything more; return the threads, which end with what they do."""
@@ -80,8 +86,10 @@ class LaneRunner:
             idle = self.lane.threads - len(self._busy)
             if is_finishing or not idle:
                 return None if not self._busy else 1.0
-            if now < self._look_at:
+            if now < self._look_at and not self._asked:
                 return self._rest(now)
+            # Lowered before anything is read: what another thread reports from here on asks again.
+            self._asked = False
             self._look_at = now + self._options.poll
             claimed = self.lane.claim(self._holder, self._options.duration, idle)
             for row, lease in claimed:
@@ -96,15 +104,17 @@ class LaneRunner:
             self._look_at = now + min(self._options.poll, self.lane.seconds_to_next_due())
             self._failures = 0
             return self._rest(now)
-        except Error:
-            raise
         except Exception as error:  # noqa: BLE001 - a lane is somebody's code: it must not end ours
+            if isinstance(error, Error):  # its session may be unfit for the jobs, or gone
+                connections.close_all()
             self._failures += 1
             self._look_at = now + _RETRY.delay(self._failures, 0).total_seconds()
-            self._tell_failed(error)
+            tell_failed(self.lane, error)
             return self._rest(now)
 
     def _rest(self, now: float) -> float | None:
+        if self._asked:
+            return 0.0
         if self._options.drain and not self._busy:
             return None
         return max(0.0, min(self._look_at, self._housekeep_at) - now)
@@ -118,12 +128,12 @@ class LaneRunner:
                 try:
                     self.lane.run(item.job, item.held, partial(self._should_stop, item.held))
                 except BaseException as error:  # noqa: BLE001 - as above; its lease runs out
-                    self._tell_failed(error)
+                    tell_failed(self.lane, error)
                 self._slots.mark(item.slot, RETURNED)
                 sessions.discard_dirty()
             used_at = time.monotonic()
             self._let_go(item)
-            self._look_at = 0.0
+            self._asked = True
         connections.close_all()
 
     def _should_stop(self, held: Held) -> bool:
@@ -134,9 +144,11 @@ class LaneRunner:
         self._busy.discard(item.slot)
         self._slots.give_back(item.slot)
 
-    def _tell_failed(self, error: BaseException) -> None:
-        path, detail, _ = describe(error)
-        fields: dict[str, Any] = {"lane": self.lane.name, "exception_path": path, "detail": detail}
-        signals.worker_changed.send_robust(
-            sender=LaneRunner, event="lane_failed", level=logging.ERROR, fields=fields
-        )
+
+def tell_failed(lane: Lane, error: BaseException) -> None:
+    """Tell that a method of a lane raised."""
+    path, detail, _ = describe(error)
+    fields: dict[str, Any] = {"lane": lane.name, "exception_path": path, "detail": detail}
+    signals.worker_changed.send_robust(
+        sender=LaneRunner, event="lane_failed", level=logging.ERROR, fields=fields
+    )

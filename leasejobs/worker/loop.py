@@ -149,7 +149,7 @@ class Loop:
             self._claimer.observe(_STALE_SECONDS)
             self._hand_back()
         self._see_to_limits()
-        in_use = self._slots.in_use
+        in_use = self._held_jobs
         if self._is_finishing:
             return None if not in_use else 1.0
         most = self._options.max_jobs - self._began if self._options.max_jobs else self._slots.count
@@ -165,7 +165,7 @@ class Loop:
                 items.append(Item(job, held, slot))
             reached("slotted")
             self._bench.lay(items)
-            if self._claimer.has_room(self._slots.in_use):
+            if self._claimer.has_room(self._held_jobs):
                 return 0
         elif self._options.drain and not in_use and self._claimer.is_dry:
             return None
@@ -176,6 +176,11 @@ class Loop:
             self._claimer.look_again()
             return 0
         return max(0.0, min(pause, self._again_at - now))
+
+    @property
+    def _held_jobs(self) -> int:
+        """How many jobs this child holds: what lanes hold takes none of their threads."""
+        return self._slots.in_use - sum(runner.busy for runner in self._lanes)
 
     def _see_to_limits(self) -> None:
         """Finish what is held and end, once this child has done its share or grown too big."""

@@ -25,10 +25,11 @@ from django.conf import settings
 from django.db import Error, connections
 
 from leasejobs import signals
-from leasejobs.lanes import lane_number, lanes
+from leasejobs.lanes import Lane, lane_number, lanes
 from leasejobs.policy import Backoff
 from leasejobs.recovery import Cause, settle_dead
 from leasejobs.worker.health import Monitor
+from leasejobs.worker.lane_runner import tell_failed
 from leasejobs.worker.loop import DRAINED, RECYCLED
 from leasejobs.worker.options import Options
 from leasejobs.worker.registration import Registration
@@ -88,6 +89,7 @@ class _Dead:
     held_nothing: bool
     died_at: float = field(default_factory=time.monotonic)
     forget_at: float | None = None
+    failed: set[str] = field(default_factory=set)  # lanes that could not settle their rows
 
 
 class Supervisor:
@@ -247,11 +249,10 @@ class Supervisor:
         for dead in list(self._dead):
             try:
                 left = settle_dead(dead.holder, dead.begun.get(0, {}), dead.died_at)
-                for lane in lanes():
-                    left += lane.settle(dead.holder, dead.begun.get(lane_number(lane.name), {}))
             except Error:
                 connections.close_all()
                 continue
+            left += sum(self._settle_lane(lane, dead) for lane in lanes())
             if left and now - dead.died_at < self._options.lease:
                 dead.forget_at = None
             elif left:  # what could not be taken back is now any worker's, by its expired lease
@@ -260,6 +261,22 @@ class Supervisor:
                 dead.forget_at = now + _LINGER_SECONDS
             elif now >= dead.forget_at:
                 self._dead.remove(dead)
+
+    def _settle_lane(self, lane: Lane, dead: _Dead) -> int:
+        """Let a lane take back its rows; one that fails is told of once.
+
+        It is asked again while the holder is remembered, and holds up no shutdown: then its leases
+        run out.
+        """
+        try:
+            return lane.settle(dead.holder, dead.begun.get(lane_number(lane.name), {}))
+        except Exception as error:  # noqa: BLE001 - a lane is somebody's code: it must not end ours
+            if isinstance(error, Error):
+                connections.close_all()
+            if lane.name not in dead.failed:
+                dead.failed.add(lane.name)
+                tell_failed(lane, error)
+            return 0
 
     def _enforce_timeouts(self) -> None:
         """Kill a child one of whose jobs runs over its time and did not stop when told.
