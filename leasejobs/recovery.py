@@ -58,12 +58,19 @@ def recover_expired(limit: int = 100) -> int:
     Whether their bodies began is unknown, so every one counts as begun: `crashes` + 1, and its
     `on_crash` policy decides. A row whose lease was renewed, written or claimed since it was
     selected is left alone.
+
+    Rows that are locked or cannot be written starve none behind them: they do not count.
     """
     alias = conf.database()
     expired = Job.objects.using(alias).running().expired().order_by("id")
-    return sum(
-        _recover(pk, Cause.LEASE_EXPIRED) for pk in expired.values_list("pk", flat=True)[:limit]
-    )
+    recovered, last = 0, 0
+    while (wanted := limit - recovered) > 0:
+        pks = list(expired.filter(pk__gt=last).values_list("pk", flat=True)[:wanted])
+        recovered += sum(_recover(pk, Cause.LEASE_EXPIRED) for pk in pks)
+        if len(pks) < wanted:
+            break
+        last = pks[-1]
+    return recovered
 
 
 def expire(limit: int = BATCH) -> int:
