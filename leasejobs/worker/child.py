@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from types import MappingProxyType
 from typing import Final
 
 from leasejobs import registry, signals
 from leasejobs.worker.health import Monitor
-from leasejobs.worker.loop import DRAINED, RECYCLED, STOPPED, Loop
+from leasejobs.worker.loop import Loop
 from leasejobs.worker.options import Options
 from leasejobs.worker.reloading import watch_code
 from leasejobs.worker.sessions import watch_connections
@@ -85,7 +84,7 @@ def _run_and_exit(loop: Loop, slots: Slots) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(statuses.get(status, status))
+        os._exit(status)
 
 
 def _stop_by_signal(loop: Loop, numbers: Sequence[int], lifelines: Sequence[int]) -> None:
