@@ -24,6 +24,7 @@ from leasejobs.enqueue import insert_on_dead
 from leasejobs.fencing import UNLEASED, Lease
 from leasejobs.models import Attempt, Job
 from leasejobs.outcomes import Outcome
+from leasejobs.points import reached
 from leasejobs.sessions import after_commit
 from leasejobs.states import TERMINAL, AttemptOutcome, State
 
@@ -111,6 +112,7 @@ def write_end(row: Job, move: policy.Move) -> None:
     The one place, beside the batch statement of `complete_many`, where an attempt ends. The row
     is compared once more: the number of rows changed must be one.
     """
+    reached("moving")
     failure = move.failure
     changes: dict[str, Any] = {
         "state": move.state,

@@ -17,6 +17,7 @@ NAMES: Final = (
     "fenced_committed",  # the block's transaction is committed
     "returned",  # the body returned, the outcome is in memory only
     "settling",  # the settler is about to write outcomes
+    "moving",  # the row is locked to be moved, by its holder or a recovery; nothing is written
     "settled",  # outcomes are committed, the slots still say returned
 )
 

@@ -12,6 +12,8 @@ from django.db import (
     transaction,
 )
 
+# Read-only; ended for idling in a transaction, or for the length of one.
+_OURS_IS_GONE: Final = frozenset({"25006", "25P03", "25P04"})
 _LARGEST_TIMEOUT: Final = 2**31 - 1  # milliseconds, an int of the server
 
 
@@ -36,7 +38,7 @@ def is_database_away(error: Error) -> bool:
     state = _state(error)
     if not state:
         return isinstance(error, OperationalError | InterfaceError)
-    return state.startswith(("08", "42", "53", "57P", "58")) or state == "25006"
+    return state.startswith(("08", "42", "53", "57P", "58")) or state in _OURS_IS_GONE
 
 
 def is_content_refused(error: Error) -> bool:

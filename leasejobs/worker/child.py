@@ -19,7 +19,7 @@ from leasejobs.worker.health import Monitor
 from leasejobs.worker.loop import Loop
 from leasejobs.worker.options import Options
 from leasejobs.worker.reloading import watch_code
-from leasejobs.worker.sessions import watch_connections
+from leasejobs.worker.sessions import bound_engine, watch_connections
 from leasejobs.worker.slots import Slots
 from leasejobs.worker.supervisor import DESCRIPTORS_VARIABLE, HOLDER_VARIABLE, SLOTS
 
@@ -61,6 +61,7 @@ def _prepared(options: Options, holder: str, slots: Slots, turn: int | None) -> 
     if os.environ.get(POINTS_VARIABLE):
         import_module("leasejobs.testing.points").install_from_environment()
     watch_connections()
+    bound_engine(options.lease)
     registry.autodiscover()
     threading.excepthook = _die_with_our_threads
     loop = Loop(options, holder, slots, turn, is_alone=turn is None)

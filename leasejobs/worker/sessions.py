@@ -35,6 +35,7 @@ _SETTINGS: Final = (
 )
 
 _LONG_IDLE_SECONDS: Final = 10.0
+_ENGINE: Final = frozenset({"MainThread", "leasejobs-settler", "leasejobs-heartbeat"})
 
 # The wrappers this thread ever connected, weakly: what a task drops may go. Asking Django for
 # them costs more than a no-op job.
@@ -46,6 +47,23 @@ def watch_connections() -> None:
     connection_created.connect(_opened, dispatch_uid="leasejobs.sessions")
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def bound_engine(lease: float) -> None:
+    """Let the server end a transaction of our own threads that idles for longer than a lease.
+
+    They idle in none unless their process is frozen, and then the rows they have locked are no
+    worker's: neither claimed, nor promoted, nor recovered. Sessions of tasks are not touched, nor
+    those of a pool, which tasks share.
+    """
+
+    def bound(connection: Any, **_: Any) -> None:
+        is_ours = threading.current_thread().name in _ENGINE and connection.vendor == "postgresql"
+        if is_ours and not getattr(connection, "pool", None):
+            timeout = f"{max(1, round(lease * 1000))}ms"
+            _configure(connection, (("idle_in_transaction_session_timeout", timeout),))
+
+    connection_created.connect(bound, weak=False, dispatch_uid="leasejobs.engine")
 
 
 def discard_dirty() -> None:

@@ -33,6 +33,7 @@ from leasejobs.worker.lane_runner import tell_failed
 from leasejobs.worker.loop import DRAINED, RECYCLED
 from leasejobs.worker.options import Options
 from leasejobs.worker.registration import Registration
+from leasejobs.worker.sessions import bound_engine
 from leasejobs.worker.slots import Slots
 
 HOLDER_VARIABLE: Final = "LEASEJOBS_HOLDER"
@@ -117,6 +118,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise; return the exit status, 0 after a shutdown or a drain."""
+        bound_engine(self._options.lease)
+        connections.close_all()  # for the one it has to be opened anew
         with self._woken_by_signals():
             emit("worker_started", processes=self._options.processes, pid=os.getpid())
             self._serve()

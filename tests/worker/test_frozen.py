@@ -105,3 +105,18 @@ def test_task_whose_lease_was_lost_is_told_to_stop(fleet, tmp_path):
     attempt = until(lambda: Attempt.objects.filter(job_id=job_id).exclude(late_outcome="").first())
     assert (attempt.epoch, attempt.outcome, attempt.late_outcome) == (1, "lost", "succeeded")
     assert Job.objects.get(pk=job_id).epoch == 2
+
+
+def test_row_that_a_frozen_child_has_locked_is_free_again_after_a_lease(fleet):
+    job_id = plain.retry_once.enqueue().job_id
+    frozen = fleet.start(LEASE, points="moving=stop")
+    stopped = frozen.point_process("moving")
+
+    try:
+        fleet.start(LEASE)
+        until_state(job_id, State.SUCCEEDED)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+    assert outcomes(job_id) == ["lost", "succeeded"]
+    until(lambda: Attempt.objects.get(job=job_id, epoch=1).late_outcome == "failed")
