@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -34,6 +35,7 @@ class LaneRunner:
         slots: Slots,
         heartbeat: Heartbeat,
         stopping: threading.Event,
+        wake: Callable[[], None],
     ) -> None:
         self.lane = lane
         self._options = options
@@ -41,6 +43,7 @@ class LaneRunner:
         self._slots = slots
         self._heartbeat = heartbeat
         self._stopping = stopping
+        self._wake = wake
         self._bench = Bench()
         self._busy: set[int] = set()
         self._look_at = 0.0
@@ -98,11 +101,11 @@ class LaneRunner:
                 slot = self._slots.take(lease.pk, lease.epoch, None, lane_number(self.lane.name))
                 self._busy.add(slot)
                 self._bench.lay([Item(row, held, slot)])
+            self._failures = 0
             if claimed:
                 self._look_at = 0.0
                 return 0.0 if len(claimed) < idle else 1.0
             self._look_at = now + min(self._options.poll, self.lane.seconds_to_next_due())
-            self._failures = 0
             return self._rest(now)
         except Exception as error:  # noqa: BLE001 - a lane is somebody's code: it must not end ours
             if isinstance(error, Error):  # its session may be unfit for the jobs, or gone
@@ -134,6 +137,7 @@ class LaneRunner:
             used_at = time.monotonic()
             self._let_go(item)
             self._asked = True
+            self._wake()
         connections.close_all()
 
     def _should_stop(self, held: Held) -> bool:

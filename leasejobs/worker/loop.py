@@ -68,7 +68,9 @@ class Loop:
         self._settler = Settler(lambda: slots.in_use, self._settled, self._wake.set)
         self._listener = Listener(self._notified)
         self._lanes = [
-            LaneRunner(lane, options, holder, slots, self._heartbeat, self._stopping)
+            LaneRunner(
+                lane, options, holder, slots, self._heartbeat, self._stopping, self._wake.set
+            )
             for lane in lanes()
         ]
         reserved = sum(runner.lane.threads for runner in self._lanes)

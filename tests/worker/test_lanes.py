@@ -148,3 +148,13 @@ def test_lane_that_always_fails_stops_neither_jobs_nor_other_lanes(start):
     until_closed(account)
     assert receipts("settled") == [["settled", str(account.pk), "crashed"]]
     assert worker.output().count("settling is broken") == 1
+
+
+def test_lane_goes_on_to_its_next_rows_at_once(start):
+    """At the pace of the loop's own rounds, a few a second, it would take a minute."""
+    accounts = AccountFactory.create_batch(300)
+
+    start("--poll=60")
+    until(lambda: not Account.objects.filter(is_open=True).exists(), timeout=25)
+
+    assert len(receipts("closed")) == len(accounts)
