@@ -101,7 +101,6 @@ class ReadingAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
 
     def page(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> HttpResponse:
         """Return a page of ours, with what every page of the site has."""
-        request.current_app = self.admin_site.name
         whole = {**self.admin_site.each_context(request), **context}
         return TemplateResponse(request, f"admin/leasejobs/{template}.html", whole)
 
