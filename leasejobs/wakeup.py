@@ -7,6 +7,7 @@ may be swallowed: after a wake-up a worker claims once more an interval later.
 """
 
 import logging
+import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,9 @@ from leasejobs.sessions import after_commit
 CHANNEL: Final = "leasejobs"
 THROTTLE_SECONDS: Final = 0.005
 _READ_SECONDS: Final = 1.0
+# A server that has said nothing for so long is asked, and has so long to answer.
+_SILENCE_SECONDS: Final = 10.0
+_ANSWER_SECONDS: Final = 5.0
 _LANE: Final = "lane"
 _RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
 
@@ -110,9 +114,7 @@ class Listener(threading.Thread):
                 failures, self.is_connected = 0, True
                 _tell("listener_connected", logging.DEBUG)
                 self._wake(Wake())
-                while not self._stopping.is_set():
-                    for notification in connection.connection.notifies(timeout=_READ_SECONDS):
-                        self._wake(Wake.parse(notification.payload))
+                self._listen(connection.connection)
             except (Error, psycopg.Error) as error:
                 failures += 1
                 retry = _RECONNECT.delay(failures, 0).total_seconds()
@@ -123,8 +125,34 @@ class Listener(threading.Thread):
             self._stopping.wait(_RECONNECT.delay(failures, 0).total_seconds() if failures else 0)
 
     def stop(self) -> None:
-        """Ask the thread to end; it does within a second."""
+        """Ask the thread to end; it does within seconds."""
         self._stopping.set()
+
+    def _listen(self, raw: Any) -> None:
+        heard_at = time.monotonic()
+        while not self._stopping.is_set():
+            for notification in raw.notifies(timeout=_READ_SECONDS):
+                heard_at = time.monotonic()
+                self._wake(Wake.parse(notification.payload))
+            if time.monotonic() - heard_at >= _SILENCE_SECONDS:
+                self._expect_answer(raw.pgconn)
+                heard_at = time.monotonic()
+
+    def _expect_answer(self, pgconn: Any) -> None:
+        """Raise if the server does not answer: a link can be cut without a word to this end."""
+        # As good a question as any; the session goes on showing what it is for.
+        pgconn.send_query(f"LISTEN {CHANNEL}".encode())
+        pgconn.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(pgconn.socket, selectors.EVENT_READ)
+            while pgconn.is_busy():
+                if not selector.select(_ANSWER_SECONDS):
+                    raise psycopg.OperationalError("the server does not answer")
+                pgconn.consume_input()
+        while pgconn.get_result() is not None:
+            pass
+        while (notification := pgconn.notifies()) is not None:  # that came with the answer
+            self._wake(Wake.parse(notification.extra.decode(errors="replace")))
 
 
 def _tell(event: str, level: int, **fields: object) -> None:
