@@ -48,6 +48,7 @@ _KILL_SECONDS: Final = 5.0
 _HEALTHY_SECONDS: Final = 5.0
 # How long a job may go on after its timeout, when it is told to stop, before its child is killed.
 _TIMEOUT_GRACE_SECONDS: Final = 2.0
+_LONGEST_REST: Final = timedelta(seconds=1)
 _RESTART: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=30), jitter=0)
 
 
@@ -217,6 +218,7 @@ class Supervisor:
             is_shutdown = self._signals > 0 or ended == RECYCLED
             begun = child.begun(is_shutdown)
             self._dead.append(_Dead(child.holder, begun, child.slots.is_empty()))
+            has_worked = child.slots.ready_at > 0
             child.slots.close()
             if self._monitor is not None:
                 self._monitor.bury(child.holder)
@@ -227,12 +229,17 @@ class Supervisor:
             elif ended == RECYCLED or child.overdue:
                 self._start_at[child.number] = 0.0
             else:
-                self._schedule_restart(child)
+                self._schedule_restart(child, has_worked)
                 emit("child_died", logging.ERROR, holder=child.holder, pid=pid, status=status)
         if os.getpid() == 1:
             self._reap_orphans()
 
-    def _schedule_restart(self, child: _Child) -> None:
+    def _schedule_restart(self, child: _Child, has_worked: bool) -> None:
+        """Start another after a pause that grows while children die young.
+
+        Not for long after one that had been at work: what killed it was a job, whose crashes are
+        counted, and those of all queues wait meanwhile.
+        """
         now = time.monotonic()
         if now - child.started_at > _HEALTHY_SECONDS:
             self._failures[child.number] = 0
@@ -241,8 +248,8 @@ class Supervisor:
             if self._failures[child.number]
             else timedelta(0)
         )
-        if self._options.reload:  # the next save may have mended it
-            delay = min(delay, timedelta(seconds=1))
+        if has_worked or self._options.reload:  # the next save may have mended it
+            delay = min(delay, _LONGEST_REST)
         self._failures[child.number] += 1
         self._start_at[child.number] = now + delay.total_seconds()
 

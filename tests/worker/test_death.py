@@ -1,10 +1,15 @@
 """Supervisors and whole hosts that die; workers that come and go beside others."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from django.db import connection
 
 from leasejobs.models import Attempt, Job
 from leasejobs.states import State
+from leasejobs.worker.options import Options
+from leasejobs.worker.supervisor import Supervisor
 from tests import tasks as plain
 from tests.worker import tasks
 from tests.worker.fleet import (
@@ -169,3 +174,21 @@ def test_status_a_task_exits_with_says_nothing_about_its_child(fleet, status):
     assert outcomes(job_id) == ["lost", "succeeded"]
     assert (job.attempts, job.crashes) == (2, 1)
     assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize(("has_worked", "is_long"), [(True, False), (False, True)])
+def test_only_children_that_cannot_start_are_rested_for_long(has_worked, is_long):
+    options = Options(
+        queues=(), processes=1, threads=1, lease=30, poll=1, shutdown=1, drain=False, holder=""
+    )
+    supervisor = Supervisor(options, [])
+    child = SimpleNamespace(number=0, started_at=time.monotonic())
+
+    for _ in range(12):
+        supervisor._schedule_restart(child, has_worked)
+
+    rest = supervisor._start_at[0] - time.monotonic()
+    assert (rest > 20) is is_long
+    assert is_long or rest <= 1
+    supervisor._turn.close()
+    supervisor._selector.close()
