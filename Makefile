@@ -10,7 +10,7 @@ STAMP = .venv/.installed
 CANDIDATES = $(PYTHON) python3.13 python3.12 python3.11 python3
 ADDRESS = 127.0.0.1:8000
 
-.PHONY: help demo test manage serve bench lint docs clean
+.PHONY: help demo test manage serve bench soak lint docs clean
 .DEFAULT_GOAL = help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make manage ARGS=...       run a management command of the example project'
 	@echo 'make serve [ADDRESS=...]   run the example project with its admin'
 	@echo 'make bench [ARGS=...]      measure the throughput'
+	@echo 'make soak [ARGS=...]       kill, freeze and cut off busy workers, then count what went wrong'
 	@echo 'make lint                  ruff, mypy, import-linter, missing migrations'
 	@echo 'make docs                  build the documentation into build/docs'
 	@echo 'make clean                 remove the virtual environment, the database and caches'
@@ -46,6 +47,9 @@ serve: $(STAMP)
 
 bench: $(STAMP)
 	@$(RUN) $(PY) -m tests.benchmarks.drain $(ARGS)
+
+soak: $(STAMP)
+	@$(PY) -m tests.soak $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
