@@ -146,7 +146,9 @@ def after_crash(
     row: Row, code: str, draw: float, outcome: AttemptOutcome = AttemptOutcome.LOST
 ) -> Move:
     """The holder died, ran over its time, or let its lease run out, and the body may have begun."""
-    return _unless_cancelled(_crashed(row, outcome, Failure(code), draw, row.interruptions), row)
+    return _unless_cancelled(
+        _crashed(row, outcome, Failure(str(code)), draw, row.interruptions), row
+    )
 
 
 def after_interrupt(row: Row, max_interruptions: int, draw: float) -> Move:

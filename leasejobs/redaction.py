@@ -16,7 +16,10 @@ HIDDEN: Final = "[redacted]"
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 # A value as it follows a name: quoted to its quote, else to the next separator.
-_VALUE: Final = r"""b?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s'"&,;})\]]+)"""
+# Of a list or a dictionary all that is in it, to its first closing bracket.
+_VALUE: Final = (
+    r"""(?:\[[^\]]*\]?|\{[^}]*\}?|b?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s'"&,;})\]]+))"""
+)
 # Each pattern takes linear time: no unbounded repeat before what a match must contain, or a long
 # word would be scanned anew from each of its letters, with the interpreter's lock held.
 _SECRETS: Final = (

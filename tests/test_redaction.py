@@ -273,3 +273,11 @@ def test_cut_text_is_marked():
 def words(length: int) -> str:
     """Return `length` characters of harmless words, the last of them a space."""
     return ("abc " * (length // 4 + 1))[-length:] if length > 0 else ""
+
+
+@pytest.mark.parametrize("text", [
+    "password=['hunter2', 'hunter3']", '{"password": ["hunter2", "hunter3"]}',
+    "token: {'a': 'hunter2', 'b': 'hunter3'}", "secret=[hunter2, hunter3",
+])  # fmt: skip
+def test_every_value_of_a_list_under_a_secrets_name_is_hidden(text):
+    assert "hunter" not in redact(text, 200)

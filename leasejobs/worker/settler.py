@@ -21,7 +21,8 @@ from leasejobs.worker.bench import Item
 
 FLUSH_SECONDS: Final = 0.010
 _FULL: Final = 500
-_BUSY_SECONDS: Final = 0.020
+# How soon a locked row is tried again: at first at once, as its lock is as a rule a short one.
+_BUSY: Final = Backoff(timedelta(seconds=0.020), timedelta(seconds=0.5), jitter=0)
 _MOST_FAILURES: Final = 5
 _RECONNECT: Final = Backoff(timedelta(seconds=0.1), timedelta(seconds=5))
 
@@ -74,6 +75,7 @@ class Settler(threading.Thread):
     def run(self) -> None:
         """Write until stopped."""
         failures = 0
+        busy = 0
         while True:
             self._some.wait()
             if not self._stopping:
@@ -95,7 +97,9 @@ class Settler(threading.Thread):
             if waiting:
                 self._done.extendleft(reversed(waiting))
                 if failures == 0:
-                    time.sleep(_BUSY_SECONDS)
+                    busy = busy + 1 if len(waiting) == len(batch) else 1
+                    # What is handed over meanwhile ends the pause.
+                    self._some.wait(_BUSY.delay(busy, 0).total_seconds())
                 self._some.set()
             elif self._stopping and not self._done:
                 break
