@@ -87,8 +87,16 @@ class Claimer:
         pause = max(0.001, min(self._poll_at, self._chores.next_at) - now)
         return min(pause, _BLOCKED_SECONDS) if self._is_blocked and self._options.drain else pause
 
-    def claim(self, held: int, most: int) -> list[tuple[Job, Lease]]:
-        """Do what is due by the clock, then claim one batch of `most` at most, if there is room."""
+    @property
+    def wants_quiet(self) -> bool:
+        """Whether nothing else may begin in this child: a suspect runs, or is about to."""
+        return self._turn.is_taken
+
+    def claim(self, held: int, most: int, beside: int = 0) -> list[tuple[Job, Lease]]:
+        """Do what is due by the clock, then claim one batch of `most` at most, if there is room.
+
+        `held` counts the jobs this child holds, `beside` the rows its lanes hold.
+        """
         now = time.monotonic()
         if self._doubtful:
             self._release_doubtful(now)
@@ -115,7 +123,7 @@ class Claimer:
         if most <= 0:
             return []
         if self._suspects or self._runs_suspect:
-            claimed = self._claim_suspect(held)
+            claimed = self._claim_suspect(held, beside)
             if claimed is not None:
                 return claimed
         return self._claim_batch(held, most)
@@ -140,7 +148,7 @@ class Claimer:
         self.is_dry = not self._heads and not self._suspects and not self._is_blocked
         return []
 
-    def _claim_suspect(self, held: int) -> list[tuple[Job, Lease]] | None:
+    def _claim_suspect(self, held: int, beside: int) -> list[tuple[Job, Lease]] | None:
         """Run a row that crashed a worker alone; None where plain work goes on meanwhile.
 
         One child per supervisor has the turn: it stops claiming, finishes what it holds, claims
@@ -155,7 +163,7 @@ class Claimer:
             return None
         if not self._turn.take():
             return None
-        if held:
+        if held or beside:
             return [] if not self._turn.is_overdue() else None
         for queue in self._suspects:
             is_exhausted = False

@@ -76,8 +76,8 @@ class LaneRunner:
             self._let_go(item)  # leased but not begun: its lease runs out, or `settle` takes it
         return self._threads
 
-    def tick(self, is_finishing: bool) -> float | None:
-        """Claim for idle threads; return the seconds until there is something to do.
+    def tick(self, is_quiet: bool) -> float | None:
+        """Claim for idle threads unless it is to be quiet; return the seconds until the next look.
 
         None where the lane is through: nothing in hand, and nothing due or nothing wanted.
         """
@@ -87,7 +87,7 @@ class LaneRunner:
                 self._housekeep_at = now + _HOUSEKEEP_SECONDS
                 self.lane.housekeep()
             idle = self.lane.threads - len(self._busy)
-            if is_finishing or not idle:
+            if is_quiet or not idle:
                 return None if not self._busy else 1.0
             if now < self._look_at and not self._asked:
                 return self._rest(now)

@@ -137,7 +137,8 @@ class Loop:
     def _tick(self) -> float | None:
         """Do one round; return how many seconds there is nothing to do, None to come to an end."""
         pause = self._tick_jobs()
-        pauses = [runner.tick(self._is_finishing) for runner in self._lanes]
+        is_quiet = self._is_finishing or self._claimer.wants_quiet
+        pauses = [runner.tick(is_quiet) for runner in self._lanes]
         self._lanes = self._lanes[1:] + self._lanes[:1]
         if pause is None:
             # Jobs are through: so is the child once its lanes are.
@@ -155,7 +156,7 @@ class Loop:
         if self._is_finishing:
             return None if not in_use else 1.0
         most = self._options.max_jobs - self._began if self._options.max_jobs else self._slots.count
-        claimed = self._claimer.claim(in_use, most)
+        claimed = self._claimer.claim(in_use, most, self._slots.in_use - in_use)
         if claimed:
             reached("claimed")
             self._began += len(claimed)

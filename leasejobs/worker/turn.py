@@ -16,6 +16,11 @@ class Turn:
         self._taken_at: float | None = None
         self._banned_until = 0.0
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether this child has the turn."""
+        return self._taken_at is not None
+
     def take(self) -> bool:
         now = time.monotonic()
         if self._taken_at is not None:

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from example_project.market.models import Market, Notification, Watcher
 from leasejobs import Backoff, JobContext, Retry, Snooze, task
+from tests.fenced_app.models import Account
 from tests.tasks import QUICK, note
 
 
@@ -200,6 +201,15 @@ def describe_session() -> dict[str, Any]:
         "assigned": assigned,
         "timeout": timeout,
     }
+
+
+@task
+def watch_accounts(seconds: float) -> int:
+    """Return how many accounts somebody held at once, at most, while this ran."""
+    most, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        most = max(most, Account.objects.leased().count())
+    return most
 
 
 @task

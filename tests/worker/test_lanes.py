@@ -11,6 +11,7 @@ from leasejobs.wakeup import notify_lane
 from tests import tasks as plain
 from tests.factories import AccountFactory
 from tests.fenced_app.models import Account, Receipt
+from tests.worker import tasks
 from tests.worker.account_lanes import DIE, RAISE, WAIT
 from tests.worker.fleet import holder_of, is_alive, until, until_all, until_state
 
@@ -158,3 +159,16 @@ def test_lane_goes_on_to_its_next_rows_at_once(start):
     until(lambda: not Account.objects.filter(is_open=True).exists(), timeout=25)
 
     assert len(receipts("closed")) == len(accounts)
+
+
+def test_suspect_runs_beside_no_row_of_a_lane(start):
+    """It may take its child along, and whatever runs in it."""
+    AccountFactory.create_batch(2000)
+    suspect = Job.objects.get(pk=tasks.watch_accounts.enqueue(0.3).job_id)
+    Job.objects.filter(pk=suspect.pk).update(crashes=1)
+
+    start("--threads=1")
+    job = until_state(suspect.pk, State.SUCCEEDED)
+
+    assert job.result == 0
+    assert Account.objects.filter(is_open=True).exists()
