@@ -1,12 +1,13 @@
 """What a task leaves behind or throws: its outcome is written; the next job meets none of it."""
 
+import pytest
 from django.db import connection
 
 from leasejobs import enqueue_many
 from leasejobs.models import Attempt, Job
 from leasejobs.states import TERMINAL, State
 from tests import tasks as plain
-from tests.worker import tasks
+from tests.worker import limited_tasks, tasks
 from tests.worker.fleet import outcomes, until, until_all, until_state
 
 CLEAN = {"in_atomic_block": False, "autocommit": True, "assigned": None, "timeout": "0"}
@@ -19,6 +20,7 @@ def until_ended(job_ids) -> dict[int, Job]:
     return jobs.in_bulk()
 
 
+@pytest.mark.field_case("B033")
 def test_session_a_task_left_dirty_is_clean_for_the_next_job_of_the_thread(fleet):
     pairs = []
     for how in DIRTY:
@@ -41,6 +43,40 @@ def test_session_a_task_left_dirty_is_clean_for_the_next_job_of_the_thread(fleet
     assert worker.child()
 
 
+LEFT_BEHIND = ("set", "set_config", "advisory", "with_hold", "temporary", "listen", "prepare")
+
+
+@pytest.mark.field_case("B033")
+def test_what_a_task_does_to_its_session_does_not_reach_the_next_job_of_the_thread(fleet):
+    before = limited_tasks.inspect_session.enqueue().job_id
+    pairs = []
+    for how in LEFT_BEHIND:
+        left = limited_tasks.change_session.enqueue(how).job_id
+        pairs.append((how, left, limited_tasks.inspect_session.enqueue().job_id))
+
+    fleet.start("--threads=1")
+    found = until_ended([before, *(job_id for pair in pairs for job_id in pair[1:])])
+
+    clean = found[before].result
+    assert clean["advisory"] == clean["cursors"] == clean["tables"] == clean["channels"] == 0
+    for how, left, after in pairs:
+        assert (how, found[left].state) == (how, State.SUCCEEDED)
+        assert (how, found[after].result) == (how, clean)
+
+
+@pytest.mark.field_case("B079")
+def test_process_a_task_forked_has_sessions_of_its_own(fleet):
+    fleet.start("--threads=2")
+
+    jobs = [limited_tasks.fork_and_query.enqueue().job_id for _ in range(20)]
+    found = until_ended(jobs)
+
+    assert {job.state for job in found.values()} == {State.SUCCEEDED}
+    for job in found.values():
+        assert (job.result["child"], job.result["status"]) == ("fine", 0)
+
+
+@pytest.mark.field_case("B035")
 def test_task_whose_session_the_server_ended_fails_alone(fleet):
     ended = tasks.leave_dirty.enqueue("terminated").job_id
     after = tasks.describe_session.enqueue().job_id
@@ -77,6 +113,8 @@ RAISED = {
 }
 
 
+@pytest.mark.field_case("B002")
+@pytest.mark.field_case("B078")
 def test_whatever_a_task_raises_or_returns_is_written_and_the_worker_goes_on(fleet):
     worker = fleet.start_ready()
     child = worker.child()
@@ -110,6 +148,7 @@ def test_drain_exits_0_whatever_its_tasks_do_and_one_thread_runs_them_all(fleet)
     assert outcomes(after) == ["succeeded"]
 
 
+@pytest.mark.field_case("B063")
 def test_worker_keeps_a_small_and_steady_number_of_sessions(fleet):
     threads, of_the_child, of_the_supervisor = 8, 4, 1
     fleet.start_ready(f"--threads={threads}")
