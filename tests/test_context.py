@@ -475,6 +475,7 @@ def test_checkpoint_inside_commits_with_the_block():
     assert context.job.checkpoint == {"page": 2}
 
 
+@pytest.mark.field_case("B118")
 def test_checkpoint_outside_commits_by_itself_and_rearms_the_lease():
     job = JobFactory(running=True)
     Job.objects.update(lease_expires_at=Now() + timedelta(seconds=1))

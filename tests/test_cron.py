@@ -44,6 +44,7 @@ def slots(expression: str, zone: str, after: str, until: str) -> list[str]:
 
 @pytest.mark.parametrize(("zone", "day"), TRANSITIONS)
 @pytest.mark.parametrize("expression", COUNTS)
+@pytest.mark.field_case("B042")
 def test_every_real_day_around_a_transition_has_its_number_of_slots(expression, zone, day):
     first = datetime(day.year, day.month, day.day, tzinfo=zone) - timedelta(days=3)
     # Midnight itself belongs to the day that begins.
@@ -125,6 +126,7 @@ def test_midnight_the_clock_jumps_over_comes_at_the_jump():
     assert found == ["23 22:00"]
 
 
+@pytest.mark.field_case("B042")
 def test_leap_day_comes_every_four_years():
     found = slots_between("0 0 29 2 *", ZoneInfo("UTC"), utc("2023-01-01"), utc("2033-01-01"), 9)
 

@@ -131,6 +131,7 @@ def test_arguments_come_back_as_they_went(value):
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B122")
 def test_tuples_become_lists_and_keys_strings_as_json_has_it():
     tasks.echo.enqueue({2: (1, 2), None: 3, True: 4, 1.5: 5})
 
@@ -138,6 +139,7 @@ def test_tuples_become_lists_and_keys_strings_as_json_has_it():
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B124")
 def test_ids_are_bigints():
     with connection.cursor() as cursor:
         cursor.execute(
@@ -231,6 +233,7 @@ def test_under_repeatable_read_a_key_taken_before_the_snapshot_is_found():
 
 @pytest.mark.django_db
 @every_scope
+@pytest.mark.field_case("B111")
 def test_taken_key_returns_the_job_that_has_it_and_changes_nothing(scope):
     first = tasks.echo.using(key="k", key_scope=scope).enqueue(1)
     before = whole(Job.objects.get())
@@ -271,6 +274,7 @@ HELD_IN = {
 @pytest.mark.django_db
 @every_scope
 @pytest.mark.parametrize("state", State)
+@pytest.mark.field_case("B111")
 def test_key_is_held_as_long_as_its_scope_says(scope, state):
     job_in(state, key="k", key_scope=scope)
 
@@ -290,6 +294,7 @@ def test_queued_key_is_free_once_the_job_was_ever_claimed(outcome):
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B105")
 def test_queued_key_of_a_running_job_makes_exactly_one_successor():
     task = tasks.noop.using(key="k", key_scope="queued")
     first = task.enqueue()
@@ -362,6 +367,7 @@ def test_enqueue_many_of_nothing_asks_nothing(django_assert_num_queries):
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B070")
 def test_enqueue_many_answers_in_the_order_given_whatever_the_keys():
     keys = ["m", "", "a", "z", "B", "é", "", "10", "9"]
 
@@ -387,6 +393,7 @@ def test_duplicates_inside_a_batch_name_the_first():
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B070")
 def test_key_that_is_there_already_is_met_among_others():
     existing = tasks.noop.using(key="k2").enqueue()
     claim()
@@ -447,6 +454,7 @@ def test_more_rows_than_a_chunk_are_enqueued_all_or_none(monkeypatch):
 
 
 @two_sessions
+@pytest.mark.field_case("B034")
 def test_crossing_batches_of_the_same_keys_do_not_deadlock_and_take_each_key_once():
     keys = [f"k{n}" for n in range(200)]
     before = deadlocks()
@@ -593,6 +601,8 @@ BAD_ARGUMENTS = {
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
 @pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.field_case("B002")
+@pytest.mark.field_case("B122")
 def test_argument_that_cannot_be_stored_is_refused_with_no_row(name, inside):
     value = {"deep": [BAD_ARGUMENTS[name]]} if inside else BAD_ARGUMENTS[name]
 
@@ -701,6 +711,7 @@ def heard(listener: psycopg.Connection[Any]) -> list[str]:
     return [notice.payload for notice in listener.notifies(timeout=0.05)]
 
 
+@pytest.mark.field_case("B080")
 def test_workers_are_told_after_the_commit_and_not_before(listener):
     with transaction.atomic():
         tasks.noop.enqueue()
@@ -723,6 +734,7 @@ def test_workers_are_told_in_autocommit_too(listener):
     assert heard(listener) == ["-3:mail"]
 
 
+@pytest.mark.field_case("B080")
 def test_workers_are_told_once_of_a_thousand_jobs_with_the_most_urgent_priority(listener):
     enqueue_many(tasks.noop.using(priority=n % 7).prepare() for n in range(1000))
 
@@ -735,6 +747,7 @@ def test_workers_are_told_once_per_queue(listener):
     assert sorted(heard(listener)) == ["0:q0", "0:q1", "0:q2"]
 
 
+@pytest.mark.field_case("B080")
 def test_workers_are_not_told_of_jobs_that_wait_or_were_there(listener):
     tasks.noop.using(key="k").enqueue()
     assert heard(listener) == ["0:default"]

@@ -192,6 +192,7 @@ HOLDERS = MOVES | {name: ("", act) for name, act in STAYS.items()}
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", [name for name in HOLDERS if not name.startswith(NOT_THE_HOLDERS)])
+@pytest.mark.field_case("B003")
 def test_stale_holder_of_a_running_row_changes_nothing(name):
     """A claims, A stalls, B claims, A acts: 0 rows."""
     job = JobFactory(running=True, epoch=2)

@@ -63,6 +63,7 @@ PATHS = {
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.field_case("B020")
 def test_every_way_to_die_enqueues_the_handler_once(path):
     die, fields, reason = PATHS[path]
     job = dying(**fields)

@@ -125,6 +125,7 @@ def test_batch_of_outcomes_is_written_by_primary_key(full_table: None) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B072")
 def test_claim_finds_its_rows_though_the_statistics_are_those_of_an_empty_table(
     full_table: None,
 ) -> None:

@@ -215,6 +215,7 @@ def test_what_a_task_logs_carries_its_attempt(monkeypatch, structured):
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B038")
 def test_what_was_bound_before_is_bound_after(monkeypatch, structured):
     structlog.contextvars.bind_contextvars(service="x", request_id="r", task="the caller's")
 

@@ -140,6 +140,7 @@ def test_later_crashes_wait_for_the_backoff(crashes, seconds):
 @pytest.mark.parametrize(
     "fields", [{"crashes": 2, "max_crashes": 3}, {"attempts": 8}, {"max_crashes": 1}], ids=str
 )
+@pytest.mark.field_case("B083")
 def test_crash_past_a_bound_fails_for_good(fields):
     job = expired(**fields)
 
@@ -189,6 +190,7 @@ def test_recovery_is_bounded():
 
 
 @two_sessions
+@pytest.mark.field_case("B023")
 def test_lease_rearmed_while_recovery_looked_is_left_alone(monkeypatch):
     """Recovery selects the row, its holder's fenced() re-arms it, recovery locks it: not lost."""
     job = expired()
@@ -202,6 +204,7 @@ def test_lease_rearmed_while_recovery_looked_is_left_alone(monkeypatch):
 
 
 @two_sessions
+@pytest.mark.field_case("B023")
 def test_completion_that_comes_first_wins_and_recovery_changes_nothing():
     job = expired()
 
@@ -262,6 +265,7 @@ def test_two_recoveries_at_once_write_one_attempt_and_one_crash():
 
 
 @two_sessions
+@pytest.mark.field_case("B092")
 def test_one_bad_row_does_not_stop_the_others_and_is_told():
     first, bad, last = expired(), expired(), expired()
     break_row(bad)
@@ -513,6 +517,7 @@ def row(**fields) -> SimpleNamespace:
 
 @pytest.mark.parametrize("failures", [46, 47, 64, 1025, 32767, 2**31 - 1])
 @pytest.mark.parametrize("base", [timedelta(0), timedelta(microseconds=1), timedelta(days=365)])
+@pytest.mark.field_case("B025")
 def test_backoff_does_not_overflow(failures, base):
     backoff = Backoff(base, timedelta(days=365), 0)
 

@@ -71,6 +71,7 @@ def throw(name: str) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.field_case("B011")
 def test_secret_in_an_exception_is_in_no_stored_column(name, chained):
     leak.enqueue(name, chained)
 

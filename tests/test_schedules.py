@@ -198,6 +198,7 @@ def test_schedule_of_a_paused_queue_still_enqueues():
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B109")
 def test_slot_fires_once():
     name = declare(minute_of(LONG_AGO))
     last_fired(name, timedelta(minutes=30))
@@ -447,6 +448,7 @@ def test_row_of_a_schedule_no_longer_declared_is_left_alone():
 
 
 @pytest.mark.django_db
+@pytest.mark.field_case("B042")
 def test_slot_planned_by_rules_that_changed_is_not_fired():
     """As when the time zone database is updated between the plan and the run."""
     soon = timezone.now() + timedelta(hours=1)

@@ -39,6 +39,7 @@ def test_list_shows_jobs_newest_first(reader: Client) -> None:
     assert "shop.tasks.send_receipt" in text
 
 
+@pytest.mark.field_case("B007")
 def test_list_counts_nothing_and_reads_no_payload(reader: Client) -> None:
     JobFactory.create_batch(3, args=["a secret of the caller"])
 
@@ -51,6 +52,7 @@ def test_list_counts_nothing_and_reads_no_payload(reader: Client) -> None:
     assert "a secret of the caller" not in text
 
 
+@pytest.mark.field_case("B007")
 def test_list_pages_over_a_bounded_number_of_rows(
     reader: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -85,16 +84,6 @@ def leave_a_grandchild() -> int:
         ["sh", "-c", "sleep 0.3 & echo $!"], capture_output=True, text=True, check=True
     )
     return int(started.stdout)
-
-
-@task(max_attempts=1)
-def query_in_threads(count: int) -> None:
-    """Use the ORM in threads of the task's own, which close nothing."""
-    threads = [threading.Thread(target=Market.objects.count) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @task(max_attempts=1)

@@ -85,6 +85,7 @@ def test_database_without_the_tables_is_told_in_words(worker_env):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.field_case("B054")
 def test_worker_that_cannot_reach_its_database_waits_for_it_and_stops_when_told(fleet):
     nowhere = "postgres://nobody@127.0.0.1:1/nothing"
     worker = fleet.start("--poll=1", DATABASE_URL=nowhere, LOG_LEVEL="WARNING")

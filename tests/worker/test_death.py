@@ -69,6 +69,7 @@ def test_rows_of_a_dead_host_are_recovered_when_their_leases_expire(fleet, tmp_p
 
 
 @pytest.mark.crash
+@pytest.mark.field_case("B088")
 def test_worker_restarted_under_the_same_holder_prefix_does_not_revive_its_leases(fleet, tmp_path):
     worker = fleet.start("--lease=2", "--holder=pod-1")
     job_id = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id
@@ -86,6 +87,7 @@ def test_worker_restarted_under_the_same_holder_prefix_does_not_revive_its_lease
     assert all(holder.startswith("pod-1@") for holder in holders)
 
 
+@pytest.mark.field_case("B123")
 def test_workers_that_come_and_go_leave_the_jobs_of_another_alone(fleet, tmp_path):
     fleet.start("--holder=first")
     job_id = tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id

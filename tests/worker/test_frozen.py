@@ -54,6 +54,7 @@ def late_outcome(job: Job) -> str:
 
 
 @pytest.mark.parametrize("point", ["begun", "fenced_locked", "fenced_body", "fenced_written"])
+@pytest.mark.field_case("B003")
 def test_fenced_write_of_a_child_frozen_past_its_lease_is_refused(fleet, tmp_path, point):
     job, worker = freeze_take_over_and_thaw(
         fleet, point, tasks.tell_fenced, str(tmp_path), "effect"

@@ -182,6 +182,7 @@ def test_port_is_reached_by_both_families(monitor):
     assert get(port, "/healthz", "127.0.0.1")[0] == 200
 
 
+@pytest.mark.field_case("B019")
 def test_port_is_reached_on_a_host_without_ipv6(monitor, monkeypatch):
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
 
@@ -230,6 +231,7 @@ def test_wrong_port_is_refused(port):
         call_command("runleaseworker", f"--metrics-port={port}")
 
 
+@pytest.mark.field_case("B019")
 def test_workers_cannot_share_a_port(fleet: Fleet):
     first = fleet.start_ready("--metrics-port=0")
     port = port_of(first)
@@ -249,6 +251,7 @@ def test_workers_cannot_share_a_port(fleet: Fleet):
     assert get(port, "/healthz")[0] == 200
 
 
+@pytest.mark.field_case("B019")
 def test_no_other_command_opens_a_port(fleet: Fleet):
     fleet.start_ready(f"--metrics-port={free_port()}")
     listening = (
@@ -278,6 +281,7 @@ def test_chosen_port_is_told_in_an_event(fleet: Fleet):
     assert f"metrics_listening port={port_of(worker)}" in worker.output()
 
 
+@pytest.mark.field_case("B037")
 def test_children_are_counted_together(fleet: Fleet):
     done = [plain.noop.enqueue() for _ in range(100)]
     broken = [plain.discard.enqueue("no_use") for _ in range(20)]
@@ -297,6 +301,7 @@ def test_children_are_counted_together(fleet: Fleet):
     until(lambda: total("leasejobs_listeners_connected") == 4)
 
 
+@pytest.mark.field_case("B037")
 def test_death_of_a_child_is_counted_and_takes_no_counts_along(fleet: Fleet):
     worker = fleet.start_ready("--metrics-port=0")
     port = port_of(worker)
@@ -359,6 +364,7 @@ def test_worker_that_stops_is_alive_and_not_ready(fleet: Fleet, tmp_path):
 
 
 @pytest.mark.crash
+@pytest.mark.field_case("B097")
 def test_rows_of_a_dead_host_are_running_expired(fleet: Fleet, tmp_path):
     for _ in range(5):
         tasks.wait_for_file.enqueue(str(tmp_path), "never")
@@ -372,6 +378,7 @@ def test_rows_of_a_dead_host_are_running_expired(fleet: Fleet, tmp_path):
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.field_case("B097")
 def test_idle_system_has_no_age():
     assert sampling.sample()._replace(notification_queue_usage=0.0) == IDLE._replace(
         dead={State.FAILED: 0, State.CANCELLED: 0, State.PARKED: 0}
@@ -428,6 +435,7 @@ def test_age_is_never_negative():
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.field_case("B027")
 def test_counts_use_the_partial_indexes_whatever_the_statistics_say():
     JobFactory.create_batch(50, state=State.FAILED)
     with transaction.atomic(), connection.cursor() as cursor:
@@ -465,6 +473,7 @@ def sessions() -> int:
         return int(cursor.fetchone()[0])
 
 
+@pytest.mark.field_case("B027")
 def test_many_scrapes_ask_the_database_once(monitor):
     asked = []
 
@@ -526,6 +535,7 @@ def test_scrape_is_answered_while_the_database_refuses(monitor, away):
     assert get(port, "/healthz")[0] == 200
 
 
+@pytest.mark.field_case("B027")
 def test_scrape_is_answered_within_a_second_while_the_database_is_silent(
     monitor, away, silent_port
 ):

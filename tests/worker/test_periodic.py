@@ -76,6 +76,7 @@ def test_slot_of_a_process_killed_before_commit_is_fired_by_the_next(start_ticki
     assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(seconds=1)}
 
 
+@pytest.mark.field_case("B109")
 def test_workers_fire_and_run_every_slot_once_though_their_children_are_killed(fleet):
     settings = "tests.worker.clock_settings"
     workers = [

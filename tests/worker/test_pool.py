@@ -1,5 +1,7 @@
 """A worker on psycopg's connection pool: what a task ruined goes back to it, and is not missed."""
 
+import pytest
+
 from leasejobs import enqueue_many
 from leasejobs.models import Job
 from leasejobs.states import State
@@ -9,6 +11,7 @@ from tests.worker.fleet import until
 POOLED = {"DJANGO_SETTINGS_MODULE": "tests.worker.pooled_settings"}
 
 
+@pytest.mark.field_case("B079")
 def test_sessions_that_tasks_ruin_do_not_exhaust_the_pool(fleet):
     hows = ["aborted", "open", "raw", "closed", "terminated"] * 6
     enqueue_many([tasks.leave_dirty.using(max_attempts=1).prepare(how) for how in hows])

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from leasejobs.models import Attempt, Job
 from leasejobs.states import State
 from tests.worker import tasks
@@ -11,6 +13,7 @@ LEASE = "--lease=1"
 LEASES = 4
 
 
+@pytest.mark.field_case("B065")
 def test_work_of_many_leases_is_claimed_once(fleet):
     fleet.start(LEASE, "--processes=2", "--threads=3")
 

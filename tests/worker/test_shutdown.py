@@ -27,6 +27,7 @@ AT_ONCE = 12
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.field_case("B054")
 def test_idle_worker_exits_0_at_once(fleet, number):
     worker = fleet.start_ready("--poll=30", "--processes=2")
 
@@ -36,6 +37,7 @@ def test_idle_worker_exits_0_at_once(fleet, number):
     assert fleet.processes() == []
 
 
+@pytest.mark.field_case("B054")
 def test_worker_signalled_while_it_starts_exits_0(fleet):
     worker = fleet.start()
     until(worker.children)
@@ -107,6 +109,7 @@ def test_work_beyond_the_grace_period_is_interrupted_by_its_own_policy(fleet, tm
 
 
 @pytest.mark.crash
+@pytest.mark.field_case("B054")
 def test_second_signal_ends_the_worker_at_once_and_settles_its_rows(fleet, tmp_path):
     worker = fleet.start("--lease=60", "--processes=2", "--threads=1")
     jobs = [tasks.wait_for_file.enqueue(str(tmp_path), "finish").job_id for _ in range(2)]

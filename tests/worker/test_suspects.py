@@ -36,6 +36,7 @@ def runs_beside(directory: Path, job_id: int, epoch: int) -> list[list[str]]:
     return beside
 
 
+@pytest.mark.field_case("B083")
 def test_two_poison_jobs_among_fifty_good_ones(fleet, tmp_path):
     worker = fleet.start("--lease=60", "--processes=2", "--threads=4")
 

@@ -52,6 +52,7 @@ def test_idle_worker_is_woken_by_an_enqueue(fleet):
 
 
 @pytest.mark.crash
+@pytest.mark.field_case("B008")
 def test_listener_whose_session_was_ended_listens_again(fleet):
     worker = fleet.start_ready(POLL)
     waited(plain.noop.enqueue().job_id)
@@ -65,6 +66,7 @@ def test_listener_whose_session_was_ended_listens_again(fleet):
 
 
 @pytest.mark.crash
+@pytest.mark.field_case("B035")
 def test_idle_worker_whose_sessions_were_all_ended_runs_the_next_job_at_its_first_attempt(fleet):
     worker = fleet.start_ready(POLL)
     for _ in range(8):
@@ -102,6 +104,7 @@ def test_job_that_nobody_notified_of_is_found_by_polling(fleet):
     assert waited(job_id) < WELL_BEFORE_THE_POLL
 
 
+@pytest.mark.field_case("B096")
 def test_scheduled_job_starts_when_it_is_due_and_not_at_the_next_poll(fleet):
     fleet.start_ready(POLL)
 
@@ -117,6 +120,7 @@ def test_scheduled_job_starts_when_it_is_due_and_not_at_the_next_poll(fleet):
 
 
 @pytest.mark.crash
+@pytest.mark.field_case("B096")
 def test_job_enqueued_while_a_worker_starts_does_not_wait_for_the_poll(fleet):
     queues = [f"queue-{number}" for number in range(5)]
     for queue in queues:
