@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any, Final
 
+from leasejobs import conf
 from leasejobs.exceptions import InvalidArguments
 
 MAX_KEY_CHARACTERS: Final = 500
@@ -24,6 +25,13 @@ def dump_arguments(name: str, value: Any) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArguments(f"{name} cannot be stored as JSON: {error}") from error
+    if len(text) > conf.LEAST_ARGUMENT_BYTES / 4:
+        limit, size = conf.load().MAX_ARGUMENT_BYTES, len(text.encode())
+        if size > limit:
+            raise InvalidArguments(
+                f"{name} have {size} bytes as JSON, at most {limit} are allowed"
+                " (LEASEJOBS['MAX_ARGUMENT_BYTES']); store the payload and pass its key"
+            )
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise InvalidArguments(f"{name} is nested more than {MAX_DEPTH} levels deep")
     if _ESCAPED_NUL.search(text):

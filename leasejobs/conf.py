@@ -15,6 +15,10 @@ _SECONDS: Final = {
 }
 
 
+# Below it no argument is too long: what most jobs have is not measured against the setting.
+LEAST_ARGUMENT_BYTES: Final = 10_000
+_MOST_ARGUMENT_BYTES: Final = 100_000_000  # PostgreSQL's jsonb holds 255 MB
+
 # For how many days finished rows are kept (None: for ever), and tracebacks on attempts.
 RETENTION: Final[Mapping[str, float | None]] = {
     "succeeded": 14,
@@ -35,6 +39,7 @@ class Settings:
     POLL_SECONDS: float = 1
     SHUTDOWN_SECONDS: float = 25
     MAX_INTERRUPTIONS: int = 20
+    MAX_ARGUMENT_BYTES: int = 1_000_000
     REQUIRE_TENANT: bool = False
     RETENTION_DAYS: Mapping[str, float | None] = field(default_factory=lambda: RETENTION)
     TASK_MODULES: tuple[str, ...] = ("tasks",)
@@ -93,6 +98,13 @@ def problems(value: Any) -> list[str]:
     bound = value.get("MAX_INTERRUPTIONS", 20)
     if not isinstance(bound, int) or isinstance(bound, bool) or bound < 0:
         found.append(f"LEASEJOBS['MAX_INTERRUPTIONS'] must be a count, not {bound!r}.")
+    size = value.get("MAX_ARGUMENT_BYTES", LEAST_ARGUMENT_BYTES)
+    is_count = isinstance(size, int) and not isinstance(size, bool)
+    if not is_count or not LEAST_ARGUMENT_BYTES <= size <= _MOST_ARGUMENT_BYTES:
+        found.append(
+            f"LEASEJOBS['MAX_ARGUMENT_BYTES'] must be from {LEAST_ARGUMENT_BYTES} to"
+            f" {_MOST_ARGUMENT_BYTES}, not {size!r}."
+        )
     if not isinstance(value.get("REQUIRE_TENANT", False), bool):
         found.append("LEASEJOBS['REQUIRE_TENANT'] must be True or False.")
     return (

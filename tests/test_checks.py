@@ -46,6 +46,8 @@ def test_sound_project_is_told_nothing():
         ({"SHUTDOWN_SECONDS": -1}, {"leasejobs.E001"}),
         ({"MAX_INTERRUPTIONS": True}, {"leasejobs.E001"}),
         ({"REQUIRE_TENANT": 1}, {"leasejobs.E001"}),
+        ({"MAX_ARGUMENT_BYTES": 100}, {"leasejobs.E001"}),
+        ({"MAX_ARGUMENT_BYTES": "1 MB"}, {"leasejobs.E001"}),
         ({"DATABASE": "nowhere"}, {"leasejobs.E001"}),
         ({"LISTEN_DATABASE": "nowhere"}, {"leasejobs.E001"}),
         ({"TASK_MODULES": "tasks"}, {"leasejobs.E001"}),

@@ -872,3 +872,16 @@ def test_keyed_enqueue_waits_for_a_completion_in_fenced_and_goes_by_its_end(comm
     assert result.created is commits
     assert (result.job_id == job.pk) is not commits
     assert whole(job)["state"] == (State.SUCCEEDED if commits else State.RUNNING)
+
+
+@pytest.mark.django_db
+def test_argument_that_is_too_long_is_refused_before_any_row_exists(settings):
+    with pytest.raises(InvalidArguments, match=r"at most 1000000 are allowed"):
+        tasks.echo.enqueue("x" * 1_000_001)
+
+    settings.LEASEJOBS = {"MAX_ARGUMENT_BYTES": 20_000}
+    tasks.echo.enqueue("x" * 19_000)
+    with pytest.raises(InvalidArguments, match=r"at most 20000 are allowed"):
+        tasks.echo.enqueue("ä" * 10_001)
+
+    assert Job.objects.count() == 1
