@@ -664,31 +664,31 @@ def test_jobs_of_a_renamed_task_run_and_are_counted(own_registry):
 
 
 def test_autodiscovery_imports_the_task_modules_of_every_app(tmp_path, monkeypatch, settings):
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop/__init__.py").touch()
-    (tmp_path / "shop/work.py").write_text(
-        "from leasejobs import task\n@task(aliases=('shop.old.pay',))\ndef pay(): ...\n"
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/__init__.py").touch()
+    (tmp_path / "store/work.py").write_text(
+        "from leasejobs import task\n@task(aliases=('store.old.pay',))\ndef pay(): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     settings.LEASEJOBS = {"TASK_MODULES": ["work", "absent"]}
     monkeypatch.setattr(registry, "_tasks", {})
     monkeypatch.setattr(registry, "_aliases", {})
 
-    with modify_settings(INSTALLED_APPS={"append": "shop"}):
+    with modify_settings(INSTALLED_APPS={"append": "store"}):
         registry.autodiscover()
         registry.autodiscover()
 
-    assert registry.known() == ["shop.old.pay", "shop.work.pay"]
+    assert registry.known() == ["store.old.pay", "store.work.pay"]
 
 
 def test_task_module_that_breaks_says_who_imported_it(tmp_path, monkeypatch, settings):
-    (tmp_path / "broken_shop").mkdir()
-    (tmp_path / "broken_shop/__init__.py").touch()
-    (tmp_path / "broken_shop/work.py").write_text("import no_such_module\n")
+    (tmp_path / "broken_store").mkdir()
+    (tmp_path / "broken_store/__init__.py").touch()
+    (tmp_path / "broken_store/work.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     settings.LEASEJOBS = {"TASK_MODULES": ["work"]}
 
-    with modify_settings(INSTALLED_APPS={"append": "broken_shop"}):
+    with modify_settings(INSTALLED_APPS={"append": "broken_store"}):
         with pytest.raises(ModuleNotFoundError, match="no_such_module") as caught:
             registry.autodiscover()
 

@@ -15,29 +15,29 @@ from tests.worker.fleet import TIMEOUT_SECONDS
 TASKS = """
 from leasejobs import task
 
-@task(aliases=("shop.old.pay",))
+@task(aliases=("store.old.pay",))
 async def pay(amount):
     return f"paid {amount}"
 """
 
 
 @pytest.fixture
-def shop(worker_env, tmp_path):
-    """Install an app `shop` in what is started with `worker_env`; return its directory."""
-    app = tmp_path / "project/shop"
+def store(worker_env, tmp_path):
+    """Install an app `store` in what is started with `worker_env`; return its directory."""
+    app = tmp_path / "project/store"
     app.mkdir(parents=True)
     (app / "__init__.py").touch()
-    (app.parent / "shop_settings.py").write_text(
-        "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'shop']\n"
+    (app.parent / "store_settings.py").write_text(
+        "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'store']\n"
     )
-    worker_env["DJANGO_SETTINGS_MODULE"] = "shop_settings"
+    worker_env["DJANGO_SETTINGS_MODULE"] = "store_settings"
     worker_env["PYTHONPATH"] = os.pathsep.join([str(app.parent), worker_env["PYTHONPATH"]])
     return app
 
 
-def test_worker_runs_a_coroutine_enqueued_under_its_former_name(shop, fleet):
-    (shop / "tasks.py").write_text(TASKS)
-    job = JobFactory(task="shop.old.pay", kwargs={"amount": 5})
+def test_worker_runs_a_coroutine_enqueued_under_its_former_name(store, fleet):
+    (store / "tasks.py").write_text(TASKS)
+    job = JobFactory(task="store.old.pay", kwargs={"amount": 5})
 
     fleet.drain()
 
@@ -45,9 +45,9 @@ def test_worker_runs_a_coroutine_enqueued_under_its_former_name(shop, fleet):
     assert (row.state, row.result, row.attempts) == (State.SUCCEEDED, "paid 5", 1)
 
 
-def test_worker_does_not_start_with_a_task_module_that_breaks(shop, worker_env):
-    (shop / "tasks.py").write_text("import no_such_module\n")
-    job = JobFactory(task="shop.tasks.pay")
+def test_worker_does_not_start_with_a_task_module_that_breaks(store, worker_env):
+    (store / "tasks.py").write_text("import no_such_module\n")
+    job = JobFactory(task="store.tasks.pay")
 
     ended = subprocess.run(
         [sys.executable, "manage.py", "runleaseworker", "--drain"],
