@@ -104,8 +104,9 @@ def insert_on_dead(row: Job, reason: str) -> None:
     """Enqueue what `row` asks for now that it failed or is parked; joins the transaction.
 
     By the policy its row keeps, so that any worker of any version can do it. The job has the
-    tenant of the dead one, `kwargs={"job_id": …, "reason": …}`, and a key of job and epoch: told
-    of the same end twice, it is enqueued once. A policy somebody damaged is skipped, with an
+    tenant of the dead one, `kwargs={"job_id": …, "reason": …}`, and a key of job, epoch and
+    revision: told of the same end twice, it is enqueued once; an operator may park, retry and park
+    a job that nobody claimed in between. A policy somebody damaged is skipped, with an
     ERROR event, rather than hold up the row's own end.
     """
     if not row.on_dead:
@@ -136,7 +137,7 @@ def _handler_of(row: Job, reason: str) -> NewJob:
         args="[]",
         kwargs=json.dumps({"job_id": row.pk, "reason": reason}),
         tenant=row.tenant,
-        key=f"dead:{row.pk}:{row.epoch}",
+        key=f"dead:{row.pk}:{row.epoch}:{row.revision}",
         max_attempts=max(1, min(MOST, int(policy["max_attempts"]))),
         max_crashes=max(1, min(MOST, int(policy["max_crashes"]))),
         on_crash="park" if policy.get("on_crash") == "park" else "retry",
@@ -299,7 +300,8 @@ def _policy(row: NewJob) -> tuple[Any, ...]:
 
 
 def _interval(value: timedelta | None) -> str | None:
-    return None if value is None else f"{value.total_seconds()} seconds"
+    # In microseconds: a float has an exponent where it is tiny, which PostgreSQL does not read.
+    return None if value is None else f"{value // timedelta(microseconds=1)} microseconds"
 
 
 def _find_existing(

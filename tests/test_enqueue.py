@@ -511,6 +511,18 @@ def test_delay_of_nothing_is_pending():
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("span", [timedelta(microseconds=1), timedelta(days=3650)])
+def test_shortest_and_longest_spans_are_stored_for_many_as_for_one(span):
+    task = tasks.noop.using(run_after=span, expires_after=span)
+
+    task.enqueue()
+    enqueue_many([task.prepare(), task.prepare()])
+
+    for job in Job.objects.all():
+        assert job.due_at - job.created_at == job.deadline_at - job.created_at == span
+
+
+@pytest.mark.django_db
 def test_later_using_replaces_the_earlier_waiting():
     task = tasks.noop.using(run_after=timedelta(hours=1))
 

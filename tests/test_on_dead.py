@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 
-from leasejobs import leases, recovery
+from leasejobs import leases, operations, recovery
 from leasejobs.models import Job
 from leasejobs.outcomes import Failed, Failure, Parked, Succeeded
 from leasejobs.policy import Backoff
@@ -72,7 +72,7 @@ def test_every_way_to_die_enqueues_the_handler_once(path):
 
     [handler] = told()
     assert handler.kwargs == {"job_id": job.pk, "reason": reason}
-    assert handler.key == f"dead:{job.pk}:1"
+    assert handler.key.startswith(f"dead:{job.pk}:1:")
     assert (handler.tenant, handler.queue, handler.priority) == ("acme", "mail", -5)
     assert (handler.max_attempts, handler.max_crashes, handler.on_crash) == (4, 2, "park")
     assert (handler.backoff, handler.timeout_seconds) == (POLICY["backoff"], 9.0)
@@ -138,3 +138,14 @@ def test_end_that_is_rolled_back_tells_nobody():
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM leasejobs_job WHERE task = 'tests.tasks.note'")
         assert cursor.fetchone() == (0,)
+
+
+@pytest.mark.django_db
+def test_job_parked_again_without_a_run_in_between_tells_again():
+    job = JobFactory(on_dead=POLICY)
+
+    for _ in range(2):
+        operations.park([job.pk], actor="ann", reason="wait")
+        operations.retry([job.pk], actor="ann", reason="go on")
+
+    assert len(told()) == 2

@@ -98,7 +98,8 @@ def _uncancelled(last_verbs: Mapping[int, str | None]) -> Any:
 
 def _deaths() -> Any:
     dead = Job.objects.filter(state__in=[State.FAILED, State.PARKED], on_dead__isnull=False)
-    keys = set(Job.objects.filter(task=f"{_MODULE}bury").values_list("key", flat=True))
+    handlers = Job.objects.filter(task=f"{_MODULE}bury").values_list("key", flat=True)
+    keys = {key.rpartition(":")[0] for key in handlers}  # without the revision
     return [
         (pk, epoch)
         for pk, epoch in dead.values_list("pk", "epoch")
@@ -112,4 +113,8 @@ def _needless_handlers() -> Any:
     ended = Attempt.objects.filter(outcome__in=failing).values_list("job_id", "epoch")
     explained = {f"dead:{pk}:{epoch}" for pk, epoch in ended}
     keys = Job.objects.filter(task=f"{_MODULE}bury").values_list("key", flat=True)
-    return [key for key in keys if key not in explained and key.split(":")[1] not in parked]
+    return [
+        key
+        for key in keys
+        if key.rpartition(":")[0] not in explained and key.split(":")[1] not in parked
+    ]
