@@ -5,7 +5,7 @@ import time
 import uuid
 from collections import deque
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from django.db import Error
 
@@ -17,6 +17,8 @@ from leasejobs.worker.chores import Chores
 from leasejobs.worker.heads import Cursor, KnownTasks, heads_of
 from leasejobs.worker.options import Options
 from leasejobs.worker.turn import Turn
+
+Head: TypeAlias = tuple[Stream, str]
 
 LARGEST_BATCH: Final = 500
 _PREFETCH_SECONDS: Final = 0.050
@@ -45,12 +47,14 @@ class Claimer:
         self._cursors: dict[str, Cursor] = {}
         self._short: set[tuple[Stream, str]] = set()
         self._job_seconds = _PREFETCH_SECONDS
-        self._heads: dict[tuple[Stream, str], tuple[int, datetime]] = {}
+        self._heads: dict[Head, tuple[int, datetime]] = {}
+        self._served: dict[Head, int] = {}  # rows claimed of each
         self._told: deque[tuple[str, int]] = deque()
         self._asked = False
         self._heads_at = 0.0
         self._suspects: list[str] = []
         self._runs_suspect = False
+        self._suspect_since = 0.0
         self._is_blocked = False
         self._poll_at = 0.0
         self._doubtful: list[tuple[uuid.UUID, float]] = []
@@ -119,7 +123,7 @@ class Claimer:
                 del self._cursors[queue]
             self._short.discard((Stream.PLAIN, queue))
             known = self._heads.get((Stream.PLAIN, queue), _LAST)
-            self._heads[Stream.PLAIN, queue] = min(known, (priority, _LONG_AGO))
+            self._add_head((Stream.PLAIN, queue), min(known, (priority, _LONG_AGO)))
         if most <= 0:
             return []
         if self._suspects or self._runs_suspect:
@@ -133,9 +137,12 @@ class Claimer:
         self._turn.give_back()
 
     def _claim_batch(self, held: int, most: int) -> list[tuple[Job, Lease]]:
-        """Claim from the head that is most urgent, as it was found or as its last claim left it."""
+        """Claim from the most urgent head; of equally urgent ones, from the one served least.
+
+        So neither queue nor stream waits for the backlog of another that is no more urgent.
+        """
         while self._heads and self.has_room(held):
-            head = stream, queue = min(self._heads, key=self._heads.__getitem__)
+            head = stream, queue = min(self._heads, key=self._turn_of)
             limit = min(max(self._capacity - held, 1), self._slots - held, most)
             claimed, is_exhausted = self._take(stream, queue, limit)
             if is_exhausted:
@@ -144,9 +151,21 @@ class Claimer:
             if claimed:
                 last = claimed[-1][0]
                 self._heads[head] = last.priority, last.due_at
+                self._served[head] += len(claimed)
                 return claimed
         self.is_dry = not self._heads and not self._suspects and not self._is_blocked
         return []
+
+    def _turn_of(self, head: Head) -> tuple[int, int, datetime]:
+        priority, due_at = self._heads[head]
+        return priority, self._served[head], due_at
+
+    def _add_head(self, head: Head, urgency: tuple[int, datetime]) -> None:
+        """Serve a head; one that is new here begins level with the one served least so far."""
+        if head not in self._heads:
+            least = min((self._served[other] for other in self._heads), default=0)
+            self._served[head] = max(self._served.get(head, 0), least)
+        self._heads[head] = urgency
 
     def _claim_suspect(self, held: int, beside: int) -> list[tuple[Job, Lease]] | None:
         """Run a row that crashed a worker alone; None where plain work goes on meanwhile.
@@ -161,6 +180,12 @@ class Claimer:
             self._turn.give_back()
             self._poll_at = 0.0
             return None
+        if (held or beside) and not self._turn.is_taken:
+            # An idle child of this supervisor may run it at once: it has a second to take the turn.
+            self._suspect_since = self._suspect_since or time.monotonic()
+            if time.monotonic() - self._suspect_since < _HEADS_SECONDS:
+                return None
+        self._suspect_since = 0.0
         if not self._turn.take():
             return None
         if held or beside:
@@ -231,12 +256,15 @@ class Claimer:
         self._doubtful = [(token, until) for token, until in self._doubtful if until > now]
 
     def _find_heads(self, now: float) -> None:
-        self._heads = {
+        found = {
             (stream, queue): (priority, due_at)
             for stream in (Stream.PLAIN, Stream.LOCKED)
             for queue, priority, due_at in heads_of(stream)
             if self._is_wanted(queue)
         }
+        self._heads = {head: self._heads[head] for head in self._heads if head in found}
+        for head, urgency in found.items():
+            self._add_head(head, urgency)
         self._suspects = [queue for queue, *_ in heads_of(Stream.SUSPECT) if self._is_wanted(queue)]
         self._is_blocked = False
         self._short.clear()

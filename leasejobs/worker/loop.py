@@ -76,7 +76,8 @@ class Loop:
         reserved = sum(runner.lane.threads for runner in self._lanes)
         self._claimer = Claimer(options, holder, slots.count - reserved, turn_fd)
         self._again_at = float("inf")
-        self._rss_at = 0.0
+        # At first it works for a while, however big it is: else it would be replaced for ever.
+        self._rss_at = time.monotonic() + _RSS_SECONDS
         self._began = 0  # jobs claimed, less those handed back unbegun
         self._is_finishing = False
         self._is_recycled = False

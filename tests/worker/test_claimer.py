@@ -70,3 +70,32 @@ def test_queue_does_not_wait_for_the_backlog_of_another_that_is_no_older() -> No
     queues = [job.queue for _ in range(10) for job, _ in claimer.claim(0, 1000)]
 
     assert 4 <= queues.count("a") <= 6
+
+
+@pytest.mark.django_db(transaction=True)
+def test_quiet_queue_does_not_wait_for_an_older_backlog_of_another() -> None:
+    old = timezone.now() - timedelta(hours=1)
+    for _ in range(30):
+        JobFactory(queue="busy", due_at=old)
+    JobFactory(queue="quiet")
+    claimer = Claimer(OPTIONS, HOLDER, 1000, None)
+
+    queues = [job.queue for _ in range(3) for job, _ in claimer.claim(0, 1000)]
+
+    assert "quiet" in queues
+
+
+@pytest.mark.django_db(transaction=True)
+def test_queue_that_was_quiet_gets_its_share_and_no_more() -> None:
+    for _ in range(20):
+        JobFactory(queue="busy")
+    claimer = Claimer(OPTIONS, HOLDER, 1000, None)
+    for _ in range(10):
+        claimer.claim(0, 1000)
+    for _ in range(20):
+        JobFactory(queue="late")
+    claimer.look_again("late")
+
+    queues = [job.queue for _ in range(10) for job, _ in claimer.claim(0, 1000)]
+
+    assert 4 <= queues.count("late") <= 6
