@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,8 @@ class Proxy:
     def cut_reply_to(self, *patterns: bytes) -> None:
         """Let the server's reply to a statement be lost, and its session with it.
 
-        The one that holds the last pattern, sent by a session after statements with the others.
+        The one the last regular expression is found in, sent by a session after statements with
+        the others.
         """
         with self._lock:
             self._patterns = list(patterns)
@@ -82,7 +84,9 @@ class Proxy:
     def is_to_be_cut(self, link: "_Link", data: bytes) -> bool:
         """Whether the reply to `data` is the one to be lost."""
         with self._lock:
-            if link.awaits < len(self._patterns) and self._patterns[link.awaits] in data:
+            if link.awaits < len(self._patterns) and re.search(
+                self._patterns[link.awaits], data, re.DOTALL
+            ):
                 link.awaits += 1
                 if link.awaits == len(self._patterns):
                     self._patterns = []

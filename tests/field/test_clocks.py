@@ -60,18 +60,18 @@ def test_workers_with_wrong_and_jumping_clocks_neither_steal_nor_delay(fleet, tm
 ASKS = {"time.time", "time.time_ns", "timezone.now", "datetime.now", "datetime.utcnow",
         "datetime.today", "date.today"}  # fmt: skip
 
+TELLS_HOW_FAR_IT_IS_FROM_THE_DATABASE_S = {"management/probes.py: time.time()"}
+
 
 @pytest.mark.field_case("B032")
 def test_source_asks_no_clock_of_its_own_for_the_time_of_day():
     package = Path(leasejobs.__file__).parent
     asking = set()
     for path in package.rglob("*.py"):
+        if path.is_relative_to(package / "testing"):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(tuple(ASKS)):
                 asking.add(f"{path.relative_to(package)}: {ast.unparse(node)}")
 
-    # Where a person reads the time or a file's age is compared, and nothing is decided.
-    assert asking - ALLOWED == set()
-
-
-ALLOWED: set[str] = set()
+    assert asking == TELLS_HOW_FAR_IT_IS_FROM_THE_DATABASE_S
