@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="of chaos, before the draining")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--workers", type=int, default=3, help="supervisors of two children each")
+    parser.add_argument("--drain", type=float, default=240, help="seconds the draining may take")
     options = parser.parse_args()
     if os.environ.pop("DATABASE_URL", None):
         print("DATABASE_URL is set aside: the soak restarts the embedded server.")
@@ -109,7 +110,7 @@ def soak(options: argparse.Namespace, directory: Path) -> list[str]:
         state__in=[State.SCHEDULED, State.PENDING, State.RUNNING, State.RETRYABLE]
     )
     began = time.monotonic()
-    while busy.exists() and time.monotonic() < began + 120:
+    while busy.exists() and time.monotonic() < began + options.drain:
         time.sleep(0.2)
     print(f"Drained in {time.monotonic() - began:.0f} s.", flush=True)
     try:
