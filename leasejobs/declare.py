@@ -244,7 +244,15 @@ def task(function: Any = None, /, *, backend: str | None = None, **given: Any) -
     if "run_after" in given:
         raise TypeError("run_after is given to .using(run_after=…), not to the decorator")
 
+    if unknown := given.keys() - _names():
+        known = ", ".join(sorted(options.DeclaredOptions.__optional_keys__))
+        raise TypeError(f"@task has no option {', '.join(sorted(unknown))}; it has: {known}")
+
     def declare(func: Callable[..., Any]) -> Task[..., Any]:
+        if isinstance(func, TaskBase):
+            raise InvalidTask(
+                f"{func.module_path} is a task already; @periodic stands above @task."
+            )
         # Every field explicit: Django 6.0's Task has no defaults.
         values: dict[str, Any] = {"priority": 0, "queue_name": "default", "takes_context": False}
         values |= given

@@ -127,8 +127,8 @@ def resume(queue: str, *, actor: str, reason: str) -> bool:
 
 
 def _order_for_queue(verb: str, queue: str, actor: str, reason: str) -> Order:
-    if not check_text("queue", queue).strip():
-        raise InvalidArguments("a queue needs a name")
+    if not check_text("queue", queue) or "," in queue or queue != queue.strip():
+        raise InvalidArguments(f"a queue has a name without commas, not {queue!r}")
     return Order(verb, actor, reason)
 
 

@@ -182,7 +182,9 @@ def load(result_id: str, backend: str = "") -> TaskResult[..., Any]:
     return result
 
 
-def _read(result_id: str) -> Job:
+def _read(result_id: Any) -> Job:
+    if isinstance(result_id, int) and not isinstance(result_id, bool):
+        result_id = str(result_id)  # a job_id is as good
     # Only what str() makes of an id: "007" is nobody's.
     if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdigit()):
         raise _does_not_exist(result_id)

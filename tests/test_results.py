@@ -167,7 +167,8 @@ def test_id_is_taken_only_as_it_was_given():
     job = JobFactory()
 
     assert backend.get_result(str(job.pk)).job_id == job.pk
-    for other in (f"0{job.pk}", f" {job.pk}", f"+{job.pk}", f"{job.pk}.0", job.pk):
+    assert backend.get_result(job.pk).job_id == job.pk
+    for other in (f"0{job.pk}", f" {job.pk}", f"+{job.pk}", f"{job.pk}.0", True):
         with pytest.raises(TaskResultDoesNotExist):
             backend.get_result(other)
 

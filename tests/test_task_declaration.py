@@ -793,3 +793,13 @@ def test_lock_key_that_would_fit_no_index_is_refused_before_any_claim_meets_it()
     templated = task(lock_key="{value}")(tasks.echo.func).using(tenant=long)
     with pytest.raises(InvalidArguments, match="tenant and lock_key"):
         templated.prepare(long)
+
+
+def test_option_nobody_knows_is_named_with_those_there_are():
+    with pytest.raises(TypeError, match=r"no option retries; it has: aliases, .*max_attempts"):
+        task(retries=3)
+
+
+def test_task_above_a_task_is_told_which_way_round():
+    with pytest.raises(InvalidTask, match="@periodic stands above @task"):
+        task(tasks.noop)

@@ -4,6 +4,7 @@ For development. Files are polled each second; a child whose new code does not i
 start and is started again, so the next save that mends it is picked up, too.
 """
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final
 from django.utils.autoreload import iter_all_python_module_files
 
 from leasejobs.worker.loop import Loop
+from leasejobs.worker.supervisor import STARTED_VARIABLE
 
 _POLL_SECONDS: Final = 1.0
 
@@ -22,6 +24,8 @@ def watch_code(loop: Loop) -> None:
 
 
 def _watch(loop: Loop) -> None:
+    # What was saved since the process began may have been read before that.
+    began = float(os.environ.get(STARTED_VARIABLE, "inf"))
     seen: dict[Path, float] = {}
     while True:
         for path in iter_all_python_module_files():
@@ -29,7 +33,7 @@ def _watch(loop: Loop) -> None:
                 changed_at = path.stat().st_mtime
             except OSError:
                 continue  # an editor may be replacing it
-            if seen.setdefault(path, changed_at) != changed_at:
+            if seen.setdefault(path, changed_at) != changed_at or changed_at > began:
                 loop.recycle(f"{path} changed")
                 return
         time.sleep(_POLL_SECONDS)

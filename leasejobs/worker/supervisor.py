@@ -37,6 +37,7 @@ from leasejobs.worker.sessions import bound_engine
 from leasejobs.worker.slots import Slots
 
 HOLDER_VARIABLE: Final = "LEASEJOBS_HOLDER"
+STARTED_VARIABLE: Final = "LEASEJOBS_STARTED_AT"  # by the clock that files are dated with
 DESCRIPTORS_VARIABLE: Final = "LEASEJOBS_DESCRIPTORS"  # slots, lifeline, turn
 
 SLOTS: Final = 1024
@@ -193,6 +194,7 @@ class Supervisor:
         environment = os.environ | {
             HOLDER_VARIABLE: holder,
             DESCRIPTORS_VARIABLE: ",".join(map(str, passed)),
+            STARTED_VARIABLE: str(time.time()),
             "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE,
         }
         if self._monitor is not None:
