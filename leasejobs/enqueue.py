@@ -1,5 +1,6 @@
 """The producer's verb: put jobs into the table, in the caller's transaction, once per key."""
 
+import contextlib
 import json
 import logging
 from collections import defaultdict
@@ -9,18 +10,19 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import Q
 
 from leasejobs import conf, signals
 from leasejobs.exceptions import DuplicateKeyRace, InvalidArguments
 from leasejobs.models import Job, KeyScope
 from leasejobs.models.job import LONGEST_TIMEOUT, MOST
-from leasejobs.sessions import after_commit
+from leasejobs.sessions import after_commit, bounded_wait, is_wait_over
 from leasejobs.states import TERMINAL, State
 
 _CHUNK: Final = 5_000
 _ROUNDS: Final = 3
+_CROSSED_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +153,61 @@ def _handler_of(row: Job, reason: str) -> NewJob:
 def _insert_keyed(alias: str, rows: Sequence[NewJob], found: list[Enqueued | None]) -> None:
     order = sorted(range(len(rows)), key=lambda index: _identity(rows[index]))
     for start in range(0, len(order), _CHUNK):
-        missing = order[start : start + _CHUNK]
-        for _ in range(_ROUNDS):
-            _insert(alias, rows, missing, found)
-            missing = [index for index in missing if found[index] is None]
+        places = order[start : start + _CHUNK]
+        if not any(_insert_or_find(alias, rows, places, found) for _ in range(_ROUNDS)):
+            missing = next(place for place in places if found[place] is None)
+            raise DuplicateKeyRace(
+                f"the key {rows[missing].key!r} was taken and freed again {_ROUNDS} times"
+            )
+
+
+def _insert_or_find(
+    alias: str, rows: Sequence[NewJob], places: Sequence[int], found: list[Enqueued | None]
+) -> bool:
+    """Insert jobs in the order of their keys, or find who has the key; False, and nothing done.
+
+    A key that was taken at the insert and free at the look is inserted on its own, after keys that
+    come later in the order. A waits for B there while B waits for one of those: so it waits only
+    briefly, gives all its keys up, and the caller begins again.
+    """
+    is_one = len(places) == 1  # and holds no other key while it waits
+    missing = list(places)
+    with (
+        contextlib.suppress(_Crossed),
+        contextlib.nullcontext() if is_one else transaction.atomic(using=alias),
+    ):
+        for number in range(_ROUNDS):
+            if number == 0 or is_one:
+                _insert(alias, rows, missing, found)
+            else:
+                _insert_out_of_order(alias, rows, missing, found)
+            missing = [place for place in missing if found[place] is None]
             if missing:
                 # A new statement, so a new snapshot under READ COMMITTED: it sees the winner.
                 _find_existing(alias, rows, missing, found)
-                missing = [index for index in missing if found[index] is None]
+                missing = [place for place in missing if found[place] is None]
             if not missing:
-                break
-        else:
-            raise DuplicateKeyRace(
-                f"the key {rows[missing[0]].key!r} was taken and freed again {_ROUNDS} times"
-            )
+                return True
+        raise _Crossed
+    for place in places:
+        found[place] = None
+    return False
+
+
+class _Crossed(Exception):
+    pass
+
+
+def _insert_out_of_order(
+    alias: str, rows: Sequence[NewJob], places: Sequence[int], found: list[Enqueued | None]
+) -> None:
+    try:
+        with bounded_wait(alias, _CROSSED_SECONDS):
+            _insert(alias, rows, places, found)
+    except OperationalError as error:
+        if not is_wait_over(error):
+            raise
+        raise _Crossed from error
 
 
 def _identity(row: NewJob) -> tuple[str, str, str, str]:

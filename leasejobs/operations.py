@@ -5,13 +5,12 @@ move itself. Locks are taken in id order, `FOR NO KEY UPDATE`, in batches of `BA
 batch is a transaction, or joins the caller's.
 """
 
-import contextlib
 import enum
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from psycopg.errors import LockNotAvailable, UniqueViolation
@@ -24,6 +23,7 @@ from leasejobs.models import Job, Queue
 from leasejobs.orders import Order
 from leasejobs.pruning import Pruned as Pruned
 from leasejobs.pruning import prune as prune
+from leasejobs.sessions import bounded_wait
 from leasejobs.states import TRANSITIONS, State
 
 BATCH: Final = 500
@@ -151,7 +151,7 @@ def _all_at_once(order: Order, pks: Collection[int]) -> dict[int, Verdict] | Non
     """
     alias = conf.database()
     try:
-        with _bounded(alias, _GLANCE_SECONDS):
+        with bounded_wait(alias, _GLANCE_SECONDS):
             rows = _lock(pks, alias, skip_locked=True)
             absent = set(pks) - {row.pk for row in rows}
             if absent and Job.objects.using(alias).filter(pk__in=absent).exists():
@@ -175,7 +175,7 @@ def _one_by_one(order: Order, pks: Sequence[int]) -> dict[int, Verdict]:
     for pk in pks:
         patience = max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS)
         try:
-            with _bounded(alias, patience):
+            with bounded_wait(alias, patience):
                 written = _write(order, _lock([pk], alias), alias)
             verdicts[pk] = written.get(pk, Verdict.MISSING)
         except (OperationalError, IntegrityError) as error:
@@ -236,16 +236,3 @@ def _judge(order: Order, row: Job) -> Verdict:
     if order.verb == "cancel" and row.state == State.RUNNING:
         return Verdict.REQUESTED
     return Verdict.REFUSED
-
-
-@contextlib.contextmanager
-def _bounded(alias: str, seconds: float) -> Iterator[None]:
-    """A transaction, or savepoint, that waits no longer than that for any lock."""
-    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        cursor.execute("SELECT current_setting('lock_timeout')")
-        (before,) = cursor.fetchone() or ("0",)
-        setting = "SELECT set_config('lock_timeout', %s, true)"
-        cursor.execute(setting, [f"{seconds * 1000:.0f}ms"])
-        yield
-        # A savepoint that ends well would leave it to the rest of the caller's transaction.
-        cursor.execute(setting, [before])

@@ -1,6 +1,7 @@
 """Database sessions: whether one is gone, and how long a transaction of one may last."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final
 
@@ -84,6 +85,24 @@ def bound_transaction(connection: Any, duration: timedelta) -> None:
             " set_config('statement_timeout', %s, true)",
             [milliseconds, milliseconds],
         )
+
+
+@contextlib.contextmanager
+def bounded_wait(alias: str, seconds: float) -> Iterator[None]:
+    """A transaction, or savepoint, that waits no longer than that for any lock."""
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        cursor.execute("SELECT current_setting('lock_timeout')")
+        (before,) = cursor.fetchone() or ("0",)
+        setting = "SELECT set_config('lock_timeout', %s, true)"
+        cursor.execute(setting, [f"{seconds * 1000:.0f}ms"])
+        yield
+        # A savepoint that ends well would leave it to the rest of the caller's transaction.
+        cursor.execute(setting, [before])
+
+
+def is_wait_over(error: Error) -> bool:
+    """Whether a lock was waited for as long as `bounded_wait` allows."""
+    return _state(error) == "55P03"
 
 
 def _state(error: Error) -> str:

@@ -897,3 +897,29 @@ def test_argument_that_is_too_long_is_refused_before_any_row_exists(settings):
         tasks.echo.enqueue("ä" * 10_001)
 
     assert Job.objects.count() == 1
+
+
+@two_sessions
+def test_keys_freed_between_insert_and_look_deadlock_nobody(monkeypatch):
+    """A has inserted b; a was taken, and is free when A looks. B has a by then, and waits for b."""
+    holder = JobFactory(running=True, key="a", key_scope=KeyScope.LIVE)
+    both = [tasks.noop.using(key=key, key_scope=KeyScope.LIVE) for key in "ab"]
+    other = Actor(lambda: enqueue_many([task.prepare() for task in both]))
+    find_existing = enqueue._find_existing
+
+    def free_it_and_let_the_other_begin(*args: Any) -> None:
+        monkeypatch.setattr(enqueue, "_find_existing", find_existing)
+        finished = Actor(lambda: end(lease_of(holder), Succeeded()))
+        finished.start()
+        finished.result()
+        other.start()
+        other.wait_until_connected()
+        wait_until_blocked(other.pid)
+        find_existing(*args)
+
+    monkeypatch.setattr(enqueue, "_find_existing", free_it_and_let_the_other_begin)
+    found = enqueue_many([task.prepare() for task in both])
+
+    assert [item.created for item in other.result()] == [True, True]
+    assert [item.created for item in found] == [False, False]
+    assert [item.job_id for item in found] == [item.job_id for item in other.result()]

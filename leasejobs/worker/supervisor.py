@@ -37,7 +37,7 @@ from leasejobs.worker.sessions import bound_engine
 from leasejobs.worker.slots import Slots
 
 HOLDER_VARIABLE: Final = "LEASEJOBS_HOLDER"
-STARTED_VARIABLE: Final = "LEASEJOBS_STARTED_AT"  # by the clock that files are dated with
+STARTED_VARIABLE: Final = "LEASEJOBS_STARTED_AT"  # as its slots are dated: by the clock of files
 DESCRIPTORS_VARIABLE: Final = "LEASEJOBS_DESCRIPTORS"  # slots, lifeline, turn
 
 SLOTS: Final = 1024
@@ -194,7 +194,7 @@ class Supervisor:
         environment = os.environ | {
             HOLDER_VARIABLE: holder,
             DESCRIPTORS_VARIABLE: ",".join(map(str, passed)),
-            STARTED_VARIABLE: str(time.time()),
+            STARTED_VARIABLE: str(os.fstat(slots.fd).st_mtime),
             "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE,
         }
         if self._monitor is not None:

@@ -1,10 +1,13 @@
 """The demo end to end, and with a guard taken out of the workers."""
 
+import fcntl
+import hashlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,7 +27,16 @@ SECONDS = 180
 
 
 @pytest.fixture
-def demo_env(worker_env: dict[str, str]) -> Iterator[dict[str, str]]:
+def demo_turn() -> Iterator[None]:
+    """Run one demo of this server at a time: each looks at what databases there are."""
+    server = hashlib.sha256(connection.settings_dict["HOST"].encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"leasejobs-demo-{server}.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def demo_env(worker_env: dict[str, str], demo_turn: None) -> Iterator[dict[str, str]]:
     """Return an environment for a demo, and see that it left neither process nor database."""
     mark = uuid.uuid4().hex
     before = _databases()

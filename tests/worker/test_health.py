@@ -238,7 +238,7 @@ def test_workers_cannot_share_a_port(fleet: Fleet):
     others = [
         subprocess.Popen(
             [sys.executable, "manage.py", "runleaseworker", f"--metrics-port={port}"],
-            cwd=PROJECT, env=fleet._environment, stderr=subprocess.PIPE, text=True,
+            cwd=PROJECT, env=fleet.environment, stderr=subprocess.PIPE, text=True,
         )
         for _ in range(2)
     ]  # fmt: skip
@@ -261,7 +261,7 @@ def test_no_other_command_opens_a_port(fleet: Fleet):
 
     for command in (["check"], ["migrate", "--check"], ["shell", "-c", listening]):
         result = subprocess.run(
-            [sys.executable, "manage.py", *command], cwd=PROJECT, env=fleet._environment,
+            [sys.executable, "manage.py", *command], cwd=PROJECT, env=fleet.environment,
             capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
     assert result.stdout.splitlines()[-1] == "[]"
