@@ -251,6 +251,7 @@ def test_renewal_that_came_too_late_is_a_lease_conflict():
 
 
 def test_lost_listener_is_counted_and_no_longer_connected():
+    metrics.LISTENERS_CONNECTED.set(0)  # whatever listened in this process before
     reconnects = Change("leasejobs_listener_reconnects_total")
     connected = Change("leasejobs_listeners_connected")
 
