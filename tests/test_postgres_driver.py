@@ -243,13 +243,7 @@ def test_missing_wheel_is_told_in_one_line(place, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
 def test_programs_out_of_the_servers_users_reach_are_copied(place, monkeypatch, tmp_path):
-    tmp_path.chmod(0o700)
-    source = programs.wheel_folder()
-    hidden = tmp_path / source.name
-    shutil.copytree(source / "pginstall", hidden / "pginstall", symlinks=True)
-    libraries = source.with_name(f"{source.name}.libs")
-    if libraries.exists():
-        shutil.copytree(libraries, tmp_path / libraries.name)
+    hidden = hidden_wheel(tmp_path)
     monkeypatch.setattr(programs, "wheel_folder", lambda: hidden)
 
     with postgres.running() as url:
@@ -259,7 +253,44 @@ def test_programs_out_of_the_servers_users_reach_are_copied(place, monkeypatch, 
     assert list(place.glob("programs-*"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
+@pytest.mark.parametrize("version", ["the same", "another"])
+def test_a_user_with_another_installation_leaves_the_running_programs(
+    place, monkeypatch, tmp_path, version
+):
+    first, second = hidden_wheel(tmp_path / "first"), hidden_wheel(tmp_path / "second")
+    monkeypatch.setattr(programs, "wheel_folder", lambda: first)
+    with postgres.running() as url:
+        monkeypatch.setattr(programs, "wheel_folder", lambda: second)
+        if version == "another":
+            monkeypatch.setattr(programs, "version", lambda _: "18.99")
+
+        with postgres.running():
+            pass
+
+        # Read from the programs' folder by every new session that asks for it.
+        with psycopg.connect(url) as connection:
+            connection.execute("SET timezone_abbreviations = 'Default'")
+            connection.execute("SELECT count(*) FROM pg_timezone_names").fetchone()
+
+    with postgres.running():
+        assert len(list(place.glob("programs-*"))) == 1
+
+
 # Arrangements.
+
+
+def hidden_wheel(place: Path) -> Path:
+    """Return a copy of the wheel's folder in one that only root may enter."""
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o700)
+    source = programs.wheel_folder()
+    hidden = place / source.name
+    shutil.copytree(source / "pginstall", hidden / "pginstall", symlinks=True)
+    libraries = source.with_name(f"{source.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, place / libraries.name)
+    return hidden
 
 
 def driver(*arguments: str) -> list[str]:

