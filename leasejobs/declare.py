@@ -17,7 +17,7 @@ from typing import (
     overload,
 )
 
-from leasejobs import conf, options, registry, scope, templates
+from leasejobs import conf, current, options, registry, templates
 from leasejobs.arguments import check_identity, check_lock, dump_arguments
 from leasejobs.compat import InvalidTask, P, R, TaskBase, task_backends
 from leasejobs.compat import Task as AnyTask
@@ -120,7 +120,7 @@ class Task(TaskBase[P, R]):
             lock_key = self._filled("lock_key", bound.arguments)
             check_identity(self.tenant, self.module_path, key)
             check_lock(self.tenant, lock_key)
-        running = scope.current.get()
+        running = current.running_job.get()
         return NewJob(
             task=self.module_path,
             queue=self.queue_name,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from django.db import Error
 
-from leasejobs import receivers, registry, scope, signals, task_signals
+from leasejobs import current, receivers, registry, signals, task_signals
 from leasejobs.claiming import Unreadable
 from leasejobs.context import JobContext, to_json
 from leasejobs.exceptions import LeaseLost, UnknownTask
@@ -58,7 +58,7 @@ def _run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
     context = JobContext(job, held, stopping)
     has_returned = False
     task_signals.started(job)
-    running = scope.current.set(scope.Running(job))
+    running = current.running_job.set(current.Running(job))
     try:
         arguments = [context, *job.args] if task.takes_context else job.args
         returned = task.call(*arguments, **job.kwargs)
@@ -75,7 +75,7 @@ def _run(job: Job, held: Held, stopping: Callable[[], bool]) -> Outcome | None:
             return None
         return outcome
     finally:
-        scope.current.reset(running)
+        current.running_job.reset(running)
         # Progress is for people to see: if it cannot be written, the outcome stands all the same.
         with contextlib.suppress(Error, LeaseLost):
             context.flush_progress()

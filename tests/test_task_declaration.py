@@ -15,7 +15,7 @@ import pytest
 from django.core.checks import run_checks
 from django.test.utils import modify_settings, override_settings
 
-from leasejobs import Backoff, Task, conf, enqueue_many, registry, scope, task
+from leasejobs import Backoff, Task, conf, current, enqueue_many, registry, task
 from leasejobs.backend import LeaseBackend
 from leasejobs.checks import check_backend, check_database, check_handlers, check_settings
 from leasejobs.compat import InvalidTask, task_backends
@@ -735,11 +735,11 @@ def test_task_survives_pickling_and_copying(original):
 def running():
     @contextlib.contextmanager
     def inside(job):
-        token = scope.current.set(scope.Running(job))
+        token = current.running_job.set(current.Running(job))
         try:
             yield
         finally:
-            scope.current.reset(token)
+            current.running_job.reset(token)
 
     return inside
 
@@ -780,7 +780,7 @@ def test_body_of_a_job_is_the_parent_of_what_it_enqueues(parent):
     child = tasks.echo.jobs.get()
     assert run.row["state"] == State.SUCCEEDED
     assert (child.parent_id, child.correlation_id) == (root.job_id, f"job:{root.job_id}")
-    assert scope.current.get() is None
+    assert current.running_job.get() is None
 
 
 def test_lock_key_that_would_fit_no_index_is_refused_before_any_claim_meets_it():

@@ -29,4 +29,4 @@ class Running:
 
 # Set by the executor around the body. Coroutines and `sync_to_async` inherit it; a thread that a
 # task starts by itself does not, unless it is run in a copy of the context.
-current: Final[ContextVar[Running | None]] = ContextVar("leasejobs_running", default=None)
+running_job: Final[ContextVar[Running | None]] = ContextVar("leasejobs_running", default=None)
