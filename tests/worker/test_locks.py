@@ -25,7 +25,7 @@ def test_at_most_one_job_of_a_key_runs_under_three_workers(fleet, tmp_path):
     for directory in directories.values():
         directory.mkdir()
     for _ in range(3):
-        fleet.start("--threads=4", "--poll=0.2")
+        fleet.start_ready("--threads=4", "--poll=0.2")
 
     enqueue_many(
         locked(tasks.exclude.prepare(str(directory), 0.01), key, tenant)
